@@ -1,0 +1,237 @@
+"""The values that planning works on: what the cluster looks like and what was decided about it.
+
+Views are small, frozen projections of Kubernetes objects (`planning.views` makes them); decisions are what the
+planner returns and histories record. Units: CPU in millicores, memory in bytes, GPUs in whole devices, times in
+seconds since the epoch (UTC).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from crds.gpuworkload import GPUWorkloadSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a pod asks for or a node offers; `extended` holds vendor resources other than the pool's GPU resource."""
+
+    gpus: int = 0
+    cpu_milli: int = 0
+    memory: int = 0
+    pods: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Taint:
+    key: str
+    value: str
+    effect: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """A node as placement sees it. `gpu_gap` says why a GPU node offers no GPU ('' when it does or has none)."""
+
+    name: str
+    uid: str
+    resource_version: int
+    ready: bool
+    unschedulable: bool
+    taints: tuple[Taint, ...]
+    labels: Mapping[str, str]
+    allocatable: Resources
+    gpu_gap: str = ""
+    not_ready_since: float | None = None
+
+    @property
+    def out_of_service(self) -> bool:
+        return any(t.key == "node.kubernetes.io/out-of-service" for t in self.taints)
+
+
+@dataclass(frozen=True, slots=True)
+class PodView:
+    """A live pod (neither Succeeded nor Failed; a terminating one is live). `node` is '' until it is bound."""
+
+    uid: str
+    namespace: str
+    name: str
+    resource_version: int
+    node: str
+    requests: Resources
+    workload_uid: str = ""
+    job_name: str = ""
+    terminating: bool = False
+    running: bool = False
+    blocked: str = ""  # why the kube-scheduler could not bind it, in its words
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """A Job that berth made. `finished` is '', 'Complete' or 'Failed'; `reason` and `message` are the Job's own."""
+
+    uid: str
+    namespace: str
+    name: str
+    resource_version: int
+    workload_uid: str
+    attempt: int
+    retries: int
+    node: str
+    requests: Resources
+    created: float
+    started: float | None = None
+    ready: bool = False
+    finished: str = ""
+    finished_at: float | None = None
+    reason: str = ""
+    message: str = ""
+    deleting: bool = False
+    active_deadline: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadView:
+    """A GPUWorkload. `spec` is None when the models refuse it; `invalid` then says where and why, for a person.
+
+    `status` is kept only to avoid writing what already stands there and to know tombstones (law 1).
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    resource_version: int
+    generation: int
+    created: float
+    spec: GPUWorkloadSpec | None
+    invalid: str = ""
+    deleting: bool = False
+    finalizer: bool = False
+    status: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def phase(self) -> str:
+        return str(self.status.get("phase", ""))
+
+    @property
+    def finished(self) -> bool:
+        """True for a tombstone: a terminal phase, after which nothing happens to this workload."""
+        return self.phase in ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """Where a strategy's name comes from when the workload names none: its namespace, then the installation."""
+
+    strategy: str
+    namespace_strategies: Mapping[str, str] = field(default_factory=dict)
+
+
+# --- what the ledger remembers, because the cluster cannot tell it ------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Which Job of a workload comes next: `attempt` numbers its Jobs, `retries` counts those that a failure cost."""
+
+    attempt: int = 0
+    retries: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """One promise of GPUs: this workload's next Job goes to this node."""
+
+    uid: str
+    namespace: str
+    name: str
+    generation: int
+    resource_version: int
+    turn: Turn
+    node: str
+    requests: Resources
+    strategy: str
+    job_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """The placement ledger's durable state, passed to every decision; all else is read from the cluster.
+
+    in_flight: promises whose Job the planner's cache may not show yet, by workload UID.
+    turns: the next turn of workloads that came back (0/0 for all others).
+    held: workloads handed to their own workflow with a verdict and not back yet -> the attempt it was about.
+    rejected: workloads whose template the API server refused in a dry run -> the generation it refused.
+    """
+
+    in_flight: dict[str, Assignment] = field(default_factory=dict)
+    turns: dict[str, Turn] = field(default_factory=dict)
+    held: dict[str, int] = field(default_factory=dict)
+    rejected: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The cluster at one moment, as the planner's cache shows it."""
+
+    now: float
+    nodes: tuple[NodeView, ...]
+    pods: tuple[PodView, ...]
+    jobs: tuple[JobView, ...]
+    workloads: tuple[WorkloadView, ...]
+    defaults: Defaults
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A workload that stays in the queue (or outside it: not accepted, suspended); `reason` is CamelCase."""
+
+    uid: str
+    namespace: str
+    name: str
+    resource_version: int
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """This workload cannot go on by waiting: no node could hold it even empty, or the API server refused its Job."""
+
+    uid: str
+    namespace: str
+    name: str
+    turn: Turn
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawal:
+    """A Job to take back because its pod found no place in time; the workload is placed anew with `next_turn`."""
+
+    uid: str
+    namespace: str
+    name: str
+    job_name: str
+    job_uid: str
+    next_turn: Turn
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What one round decided. The ledger applies it as it stands; nothing of it is decided again."""
+
+    assignments: list[Assignment] = field(default_factory=list)
+    waiting: list[Waiting] = field(default_factory=list)  # only those whose status must change
+    examine: list[Waiting] = field(default_factory=list)  # templates to check by a dry-run Job, before they queue
+    verdicts: list[Verdict] = field(default_factory=list)
+    withdrawals: list[Withdrawal] = field(default_factory=list)
+    seen: list[str] = field(default_factory=list)  # in-flight UIDs whose Job the cache shows: the promise is visible
+    forget: list[str] = field(default_factory=list)  # UIDs of the ledger that are gone or tombstones
+    queued: int = 0  # workloads still waiting for a place after this round
+    more: bool = False  # the round was cut at its limit; decide again at once
+    wake_after: float | None = None  # seconds until something is due (a bind deadline)
