@@ -206,6 +206,7 @@ class Verdict:
     turn: Turn
     reason: str
     message: str
+    generation: int = 0  # of the workload it was about: an edited workload is looked at anew at once
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,94 @@
+"""What workflows may ask of activities: names, arguments and results, and nothing that does the work.
+
+Workflows import this module only, so that no history depends on how an effect is carried out. Every value here is
+small (law 4): names, UIDs, versions and recorded decisions; specs and objects are read again where they are needed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from planning.model import Decision, Ledger, Turn, Verdict
+
+TASK_QUEUE = "control-plane"
+
+DECIDE = "decide"
+CARRY_OUT = "carry_out"
+FOLLOW = "follow"
+HAND_BACK = "hand_back"
+
+# For each watched kind (plural name), the newest resourceVersion that somebody has seen: a reader waits for it.
+Versions = dict[str, int]
+
+
+@dataclass(frozen=True)
+class WorkloadRef:
+    uid: str
+    namespace: str
+    name: str
+
+
+@dataclass(frozen=True)
+class DecideRequest:
+    """`fresh` is worth a short wait (somebody saw news); `at_least` is binding (a promise was dropped at it)."""
+
+    ledger: Ledger
+    fresh: Versions
+    at_least: Versions
+    limit: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class DecideResult:
+    """`versions`: what the planner's cache had seen, binding for every later decision."""
+
+    decision: Decision
+    versions: Versions
+
+
+@dataclass(frozen=True)
+class CarriedOut:
+    """What became of a decision. Assignments named in neither list have their Job."""
+
+    stale: list[str] = field(default_factory=list)  # changed or gone meanwhile, no Job was made: decide again
+    refused: list[Verdict] = field(default_factory=list)  # the API server refused the Job
+    rejected: dict[str, int] = field(default_factory=dict)  # template refused in a dry run, by UID -> generation
+
+
+@dataclass(frozen=True)
+class FollowRequest:
+    """`jitter` is in [0, 1): the share of the 10 % that a retry's delay is stretched by."""
+
+    ref: WorkloadRef
+    turn: Turn
+    fresh: Versions
+    jitter: float
+    verdict: Verdict | None = None
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What the workload's workflow does next.
+
+    wait: nothing until the next poke (`within`: look again after so many seconds).
+    retry: after `within` seconds, or at once if 0, hand the workload back to the ledger with `turn`.
+    end: the workload finished or is gone; `phase` is what to show.
+    """
+
+    next: Literal["wait", "retry", "end"]
+    phase: str
+    message: str
+    turn: Turn
+    within: float | None = None
+    node: str = ""
+
+
+@dataclass(frozen=True)
+class HandBack:
+    """Back to the queue: the ledger learns the turn first, then the old Jobs are deleted."""
+
+    ref: WorkloadRef
+    turn: Turn
+    pool: str = "default"

@@ -1,0 +1,56 @@
+"""How the placement ledger changes: after a decision, after it was carried out, and when a workload comes back.
+
+Pure transitions that the Placement workflow applies to recorded facts; they decide nothing. A promise of GPUs enters
+`in_flight` before anything is written for it and leaves only when its Job was seen, or when it is known that none exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from planning.model import Decision, Ledger, Turn, Verdict
+
+
+def after_deciding(ledger: Ledger, decision: Decision) -> Ledger:
+    """The ledger once `decision` stands: visible promises dropped, new ones taken, withdrawn ones given a next turn."""
+    in_flight, turns = dict(ledger.in_flight), dict(ledger.turns)
+    held, rejected = dict(ledger.held), dict(ledger.rejected)
+    for uid in decision.seen:
+        in_flight.pop(uid, None)
+        turns.pop(uid, None)
+    for uid in decision.forget:
+        for facts in (in_flight, turns, held, rejected):
+            facts.pop(uid, None)
+    for withdrawal in decision.withdrawals:
+        turns[withdrawal.uid] = withdrawal.next_turn
+    for verdict in decision.verdicts:
+        turns.pop(verdict.uid, None)
+        held[verdict.uid] = verdict.turn.attempt
+    for assignment in decision.assignments:
+        in_flight[assignment.uid] = assignment
+        rejected.pop(assignment.uid, None)
+    return Ledger(in_flight, turns, held, rejected)
+
+
+def after_carrying_out(
+    ledger: Ledger, stale: Iterable[str], refused: Iterable[Verdict], rejected: Mapping[str, int]
+) -> Ledger:
+    """The ledger once the decision's effects are known. A stale or refused assignment has no Job: its promise ends."""
+    in_flight, turns, held = dict(ledger.in_flight), dict(ledger.turns), dict(ledger.held)
+    for uid in stale:
+        in_flight.pop(uid, None)
+    for verdict in refused:
+        in_flight.pop(verdict.uid, None)
+        turns.pop(verdict.uid, None)
+        held[verdict.uid] = verdict.turn.attempt
+    return Ledger(in_flight, turns, held, {**ledger.rejected, **rejected})
+
+
+def after_requeue(ledger: Ledger, uid: str, turn: Turn) -> Ledger:
+    """The ledger once a workload came back for `turn`. A doubled or late signal never lowers its attempt number."""
+    known = ledger.turns.get(uid)
+    if known is not None and known.attempt > turn.attempt:
+        turn = replace(known, retries=max(known.retries, turn.retries))
+    held = {u: attempt for u, attempt in ledger.held.items() if u != uid}
+    return replace(ledger, turns={**ledger.turns, uid: turn}, held=held)

@@ -1,0 +1,116 @@
+"""GPUWorkload: one workload's life after it left the queue, from its first Job to its end.
+
+Follows the workload's Job, waits out the back-off after a failure, hands the workload back to the ledger for its next
+turn, and tears down on deletion. Every look is one local activity that reads, decides (planning.lifecycle) and projects
+the status; all of its effects can be repeated. Budget: 12 history events from start to a finished Job.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy, VersioningBehavior
+
+from activities.signatures import FOLLOW, HAND_BACK, Followed, FollowRequest, HandBack
+from planning.model import Verdict
+from workflows.messages import PHASE, Poke, WorkloadState
+from workflows.placement import newest
+
+# A short call is repeated inside the workflow task for this long; after that Temporal's own timer takes over, so that
+# an API server that is away for minutes costs a few timers and not a row of workflow-task heartbeats.
+LOCAL_RETRY = timedelta(seconds=4)
+RETRY = RetryPolicy(initial_interval=timedelta(milliseconds=200), maximum_interval=timedelta(seconds=30))
+
+
+@workflow.defn(name="GPUWorkload", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
+class GPUWorkload:
+    @workflow.init
+    def __init__(self, state: WorkloadState) -> None:
+        self._state = state
+        self._poked = True
+        self._phase = workflow.info().typed_search_attributes.get(PHASE) or ""
+
+    @workflow.signal(description="Something about this workload changed: look again")
+    def poke(self, poke: Poke) -> None:
+        self._poked = True
+        self._state.seen = newest(self._state.seen, poke.seen)
+
+    @workflow.signal(description="The ledger cannot place this workload by waiting")
+    def verdict(self, verdict: Verdict) -> None:
+        # The ledger's activity may send the same verdict again after a crash.
+        if verdict not in self._state.verdicts:
+            self._state.verdicts.append(verdict)
+            self._poked = True
+
+    @workflow.run
+    async def run(self, state: WorkloadState) -> str:
+        while not workflow.info().is_continue_as_new_suggested():
+            followed = await self._look()
+            self._show(followed)
+            if followed.next == "end":
+                return followed.phase
+            wait = followed.within
+            if followed.next == "retry":
+                if self._state.due is None:
+                    self._state.due = workflow.time() + (followed.within or 0.0)
+                wait = self._state.due - workflow.time()
+                if wait <= 0:
+                    await self._hand_back(followed)
+                    continue
+            else:
+                self._state.due = None
+            await self._sleep(wait)
+        workflow.continue_as_new(self._state)
+
+    async def _look(self) -> Followed:
+        self._poked = False
+        return await workflow.execute_local_activity(
+            FOLLOW,
+            FollowRequest(
+                ref=self._state.ref,
+                turn=self._state.turn,
+                fresh=self._state.seen,
+                jitter=workflow.random().random(),
+                verdict=self._state.verdicts[0] if self._state.verdicts else None,
+            ),
+            result_type=Followed,
+            schedule_to_close_timeout=timedelta(hours=24),
+            start_to_close_timeout=timedelta(seconds=20),
+            local_retry_threshold=LOCAL_RETRY,
+            retry_policy=RETRY,
+            summary="look",
+        )
+
+    async def _hand_back(self, followed: Followed) -> None:
+        await workflow.execute_local_activity(
+            HAND_BACK,
+            HandBack(self._state.ref, followed.turn),
+            schedule_to_close_timeout=timedelta(hours=24),
+            start_to_close_timeout=timedelta(seconds=20),
+            local_retry_threshold=LOCAL_RETRY,
+            retry_policy=RETRY,
+            summary=f"back to the queue for attempt {followed.turn.attempt}",
+        )
+        self._state.turn = followed.turn
+        self._state.due = None
+        self._state.verdicts = self._state.verdicts[1:]
+
+    async def _sleep(self, seconds: float | None) -> None:
+        if self._poked:
+            return
+        try:
+            await workflow.wait_condition(lambda: self._poked, timeout=seconds)
+        except TimeoutError:
+            return
+
+    def _show(self, followed: Followed) -> None:
+        """Keep the Temporal UI telling: the phase as a search attribute, the sentence as current details."""
+        if followed.phase and followed.phase != self._phase:
+            self._phase = followed.phase
+            workflow.upsert_search_attributes([PHASE.value_set(followed.phase)])
+        where = f" on {followed.node}" if followed.node else ""
+        workflow.set_current_details(
+            f"**{followed.phase or 'Gone'}**{where}, attempt {followed.turn.attempt}, "
+            f"{followed.turn.retries} retries used\n\n{followed.message}"
+        )

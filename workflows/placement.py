@@ -1,0 +1,135 @@
+"""Placement: the ledger of a pool, the only writer of assignments.
+
+Takes pokes, decides in batches by a planner activity, remembers each promise before it is carried out and forgets it
+only when the planner has seen its Job. One round costs the same few events whether it places one workload or hundreds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy, VersioningBehavior
+from temporalio.exceptions import ActivityError, is_cancelled_exception
+
+from activities.signatures import (
+    CARRY_OUT,
+    DECIDE,
+    CarriedOut,
+    DecideRequest,
+    DecideResult,
+    Versions,
+)
+from planning.ledger import after_carrying_out, after_deciding, after_requeue
+from planning.model import Decision
+from workflows.messages import PlacementState, Poke, Requeue
+
+# Assignments per round: large enough to share a round's events, small enough that a freed GPU waits a second at most.
+ROUND_LIMIT = 200
+# While somebody waits, look again this often even if no poke came: a lost poke costs a minute, not a day.
+RECHECK = timedelta(seconds=60)
+RETRY = RetryPolicy(initial_interval=timedelta(milliseconds=500), maximum_interval=timedelta(seconds=15))
+
+
+def newest(a: Versions, b: Versions) -> Versions:
+    """The newer resourceVersion of each kind."""
+    return {kind: max(a.get(kind, 0), b.get(kind, 0)) for kind in sorted({*a, *b})}
+
+
+@workflow.defn(name="Placement", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
+class Placement:
+    @workflow.init
+    def __init__(self, state: PlacementState) -> None:
+        self._state = state
+        self._poked = True
+        self._fresh: Versions = {}
+        self._last = Decision()
+
+    @workflow.signal(description="Something changed in the cluster: look again")
+    def poke(self, poke: Poke) -> None:
+        self._poked = True
+        self._fresh = newest(self._fresh, poke.seen)
+
+    @workflow.signal(description="A workload comes back for its next turn")
+    def requeue(self, back: Requeue) -> None:
+        self._poked = True
+        self._state.ledger = after_requeue(self._state.ledger, back.uid, back.turn)
+
+    @workflow.query(description="The ledger as it stands: promises in flight, turns, verdicts")
+    def ledger(self) -> PlacementState:
+        return self._state
+
+    @workflow.run
+    async def run(self, state: PlacementState) -> None:
+        while not workflow.info().is_continue_as_new_suggested():
+            wait = self._next_look()
+            if not self._poked:
+                try:
+                    await workflow.wait_condition(lambda: self._poked, timeout=wait)
+                except TimeoutError:
+                    self._poked = True
+            await self._round()
+        # Signals that arrived during the last round are in the state already: their handlers never wait.
+        workflow.continue_as_new(self._state)
+
+    async def _round(self) -> None:
+        self._poked = False
+        fresh, self._fresh = self._fresh, {}
+        result = await workflow.execute_activity(
+            DECIDE,
+            DecideRequest(
+                ledger=self._state.ledger,
+                fresh=fresh,
+                at_least=self._state.versions,
+                limit=ROUND_LIMIT,
+                seed=workflow.random().getrandbits(63),
+            ),
+            result_type=DecideResult,
+            start_to_close_timeout=timedelta(seconds=60),
+            retry_policy=RETRY,
+            summary="decide",
+        )
+        decision = result.decision
+        self._state.versions = newest(self._state.versions, result.versions)
+        # The promise is in this history before anything is written for it: a crash from here on cannot forget it.
+        self._state.ledger = after_deciding(self._state.ledger, decision)
+        self._state.rounds += 1
+        self._last = decision
+        if decision.assignments or decision.waiting or decision.examine or decision.verdicts or decision.withdrawals:
+            done = await workflow.execute_activity(
+                CARRY_OUT,
+                replace(decision, seen=[], forget=[]),
+                result_type=CarriedOut,
+                start_to_close_timeout=timedelta(minutes=5),
+                heartbeat_timeout=timedelta(seconds=30),
+                retry_policy=RETRY,
+                summary=f"{len(decision.assignments)} placed, {len(decision.withdrawals)} withdrawn",
+            )
+            self._state.ledger = after_carrying_out(self._state.ledger, done.stale, done.refused, done.rejected)
+            if done.stale or decision.examine:
+                self._poked = True
+        if decision.more:
+            self._poked = True
+        self._describe()
+
+    def _next_look(self) -> timedelta | None:
+        """How long to sleep when nobody pokes: until the next bind deadline, or a minute while somebody waits."""
+        waits = []
+        if self._last.wake_after is not None:
+            waits.append(timedelta(seconds=max(1.0, self._last.wake_after)))
+        if self._last.queued or self._state.ledger.in_flight:
+            waits.append(RECHECK)
+        return min(waits, default=None)
+
+    def _describe(self) -> None:
+        ledger = self._state.ledger
+        workflow.set_current_details(
+            f"**Pool {self._state.pool}**, round {self._state.rounds}\n\n"
+            f"- waiting for a place: {self._last.queued}\n"
+            f"- promises not yet visible: {len(ledger.in_flight)}\n"
+            f"- handed to their own workflow with a verdict: {len(ledger.held)}\n"
+            f"- templates refused: {len(ledger.rejected)}\n"
+            f"- last round: {len(self._last.assignments)} placed, {len(self._last.withdrawals)} withdrawn, "
+            f"{len(self._last.verdicts)} impossible\n"
+        )
