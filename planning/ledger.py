@@ -12,18 +12,22 @@ from dataclasses import replace
 from planning.model import Decision, Ledger, Turn, Verdict
 
 
-def after_deciding(ledger: Ledger, decision: Decision) -> Ledger:
-    """The ledger once `decision` stands: visible promises dropped, new ones taken, withdrawn ones given a next turn."""
+def after_deciding(ledger: Ledger, decision: Decision, asked: Ledger) -> Ledger:
+    """The ledger once `decision` stands: visible promises dropped, new ones taken, withdrawn ones given a next turn.
+
+    `asked` is the ledger that the decision was made on: a turn that came back while it was being made stays.
+    """
     in_flight, turns = dict(ledger.in_flight), dict(ledger.turns)
     held, rejected = dict(ledger.held), dict(ledger.rejected)
     for uid in decision.seen:
         in_flight.pop(uid, None)
-        turns.pop(uid, None)
+        if turns.get(uid) == asked.turns.get(uid):
+            turns.pop(uid, None)
     for uid in decision.forget:
         for facts in (in_flight, turns, held, rejected):
             facts.pop(uid, None)
     for withdrawal in decision.withdrawals:
-        turns[withdrawal.uid] = withdrawal.next_turn
+        turns[withdrawal.uid] = later(turns.get(withdrawal.uid), withdrawal.next_turn)
     for verdict in decision.verdicts:
         turns.pop(verdict.uid, None)
         held[verdict.uid] = verdict.turn.attempt
@@ -49,8 +53,13 @@ def after_carrying_out(
 
 def after_requeue(ledger: Ledger, uid: str, turn: Turn) -> Ledger:
     """The ledger once a workload came back for `turn`. A doubled or late signal never lowers its attempt number."""
-    known = ledger.turns.get(uid)
-    if known is not None and known.attempt > turn.attempt:
-        turn = replace(known, retries=max(known.retries, turn.retries))
+    turn = later(ledger.turns.get(uid), turn)
     held = {u: attempt for u, attempt in ledger.held.items() if u != uid}
     return replace(ledger, turns={**ledger.turns, uid: turn}, held=held)
+
+
+def later(known: Turn | None, turn: Turn) -> Turn:
+    """The later of two turns; neither attempts nor retries ever go back."""
+    if known is None:
+        return turn
+    return Turn(max(known.attempt, turn.attempt), max(known.retries, turn.retries))

@@ -11,7 +11,6 @@ from datetime import timedelta
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy, VersioningBehavior
-from temporalio.exceptions import ActivityError, is_cancelled_exception
 
 from activities.signatures import (
     CARRY_OUT,
@@ -76,10 +75,11 @@ class Placement:
     async def _round(self) -> None:
         self._poked = False
         fresh, self._fresh = self._fresh, {}
+        asked = self._state.ledger
         result = await workflow.execute_activity(
             DECIDE,
             DecideRequest(
-                ledger=self._state.ledger,
+                ledger=asked,
                 fresh=fresh,
                 at_least=self._state.versions,
                 limit=ROUND_LIMIT,
@@ -93,7 +93,7 @@ class Placement:
         decision = result.decision
         self._state.versions = newest(self._state.versions, result.versions)
         # The promise is in this history before anything is written for it: a crash from here on cannot forget it.
-        self._state.ledger = after_deciding(self._state.ledger, decision)
+        self._state.ledger = after_deciding(self._state.ledger, decision, asked)
         self._state.rounds += 1
         self._last = decision
         if decision.assignments or decision.waiting or decision.examine or decision.verdicts or decision.withdrawals:

@@ -1,0 +1,58 @@
+"""The ledger's transitions: promises end only when their Job was seen, and no turn is lost to a crossing signal."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planning.ledger import after_carrying_out, after_deciding, after_requeue, later
+from planning.model import Assignment, Decision, Ledger, Resources, Turn, Verdict, Withdrawal
+
+
+def assignment(uid: str, turn: Turn | None = None) -> Assignment:
+    return Assignment(uid, "ns", uid, 1, 1, turn or Turn(), "node", Resources(gpus=1), "leastLoaded", f"{uid}-0")
+
+
+def test_a_promise_stays_until_its_job_was_seen() -> None:
+    asked = Ledger()
+    promised = after_deciding(asked, Decision(assignments=[assignment("a")]), asked)
+    assert "a" in promised.in_flight
+    assert "a" in after_deciding(promised, Decision(), promised).in_flight
+    assert "a" not in after_deciding(promised, Decision(seen=["a"]), promised).in_flight
+
+
+def test_a_turn_that_comes_back_during_a_decision_is_not_forgotten_by_it() -> None:
+    asked = Ledger(in_flight={"a": assignment("a")})
+    crossing = after_requeue(asked, "a", Turn(1, 1))
+    assert after_deciding(crossing, Decision(seen=["a"]), asked).turns == {"a": Turn(1, 1)}
+
+
+def test_a_turn_is_forgotten_once_its_own_job_was_seen() -> None:
+    asked = Ledger(turns={"a": Turn(1, 1)}, in_flight={"a": assignment("a", Turn(1, 1))})
+    assert after_deciding(asked, Decision(seen=["a"]), asked) == Ledger()
+
+
+def test_a_withdrawal_never_lowers_what_a_crossing_signal_brought() -> None:
+    asked = Ledger()
+    crossing = after_requeue(asked, "a", Turn(5, 2))
+    back = Withdrawal("a", "ns", "a", "a-0", "j", Turn(1, 0), "no place")
+    assert after_deciding(crossing, Decision(withdrawals=[back]), asked).turns["a"] == Turn(5, 2)
+
+
+def test_a_refused_workload_is_held_until_it_comes_back() -> None:
+    ledger = Ledger(in_flight={"a": assignment("a")}, turns={"a": Turn(2, 1)})
+    refused = Verdict("a", "ns", "a", Turn(2, 1), "JobRefused", "no")
+    held = after_carrying_out(ledger, [], [refused], {})
+    assert held == Ledger(held={"a": 2})
+    assert after_requeue(held, "a", Turn(3, 2)) == Ledger(turns={"a": Turn(3, 2)})
+
+
+turns = st.builds(Turn, st.integers(0, 50), st.integers(0, 10))
+
+
+@given(turns, turns)
+def test_later_is_commutative_and_never_goes_back(a: Turn, b: Turn) -> None:
+    assert later(a, b) == later(b, a)
+    assert later(a, b).attempt >= a.attempt
+    assert later(a, b).retries >= b.retries
+    assert later(None, a) == a
