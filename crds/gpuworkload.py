@@ -1,0 +1,345 @@
+"""GPUWorkload (gpu.warp.dev/v1alpha1): what a person may ask for and what berth reports, for everyone who reads one.
+
+The models are the only description: the CRD is generated from them (`crds.generate`), and what they refuse becomes a
+condition with a path and a reason. Every list, map and string has a bound, so that a hostile resource stays small.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictStr,
+    ValidationError,
+    model_validator,
+)
+from pydantic.alias_generators import to_camel
+
+from crds.refusals import explain_refusal
+
+GROUP = "gpu.warp.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "GPUWorkload"
+PLURAL = "gpuworkloads"
+
+PRIORITIES: Mapping[str, int] = {"low": -100, "normal": 0, "high": 100}
+PRIORITY_LIMIT = 1_000_000
+TEMPLATE_LIMIT = 64 * 1024  # bytes of a template as compact JSON
+SPEC_LIMIT = 128 * 1024  # bytes of a whole spec as compact JSON
+MAX_INT32 = 2**31 - 1
+
+Phase = Literal["Pending", "Scheduling", "Scheduled", "Running", "Failed", "Succeeded"]
+ConditionType = Literal["Accepted", "Scheduled", "Running", "Suspended", "Finished"]
+
+QUANTITY_PATTERN = (
+    r"^\+?(([0-9]{1,30}(\.[0-9]{0,9})?)|(\.[0-9]{1,9}))"
+    r"(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?[0-9]{1,2}))?$"
+)
+STRATEGY_PATTERN = r"^[a-z][A-Za-z0-9]{0,62}$"
+LABEL_VALUE_PATTERN = r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$"
+_LABEL_KEY = re.compile(
+    r"([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*/)?"
+    r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+)
+_QUANTITY = re.compile(QUANTITY_PATTERN)
+
+
+def serialised_size(value: object, limit: int) -> int:
+    """Bytes of `value` as compact JSON; more than `limit` when it is nested too deeply to be written at all."""
+    try:
+        return len(json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass"))
+    except (RecursionError, TypeError, ValueError):
+        return limit + 1
+
+
+def _label_key(key: str) -> str:
+    if not _LABEL_KEY.fullmatch(key) or len(key) > 317:
+        raise ValueError("is not a label key (such as example.com/gpu-type)")
+    return key
+
+
+def _quantity(value: str | int) -> str | int:
+    if isinstance(value, str) and not _QUANTITY.fullmatch(value):
+        raise ValueError("is not a quantity that Kubernetes knows (such as 500m, 2 or 4Gi)")
+    return value
+
+
+def _priority(value: object) -> object:
+    if isinstance(value, str) and value in PRIORITIES:
+        return value
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= PRIORITY_LIMIT:
+        return value
+    raise ValueError(f"must be low, normal, high or an integer from -{PRIORITY_LIMIT} to {PRIORITY_LIMIT}")
+
+
+def _small(value: dict[str, Any]) -> dict[str, Any]:
+    if serialised_size(value, 4096) > 4096:
+        raise ValueError("must be at most 4096 bytes as JSON")
+    return value
+
+
+def _template(value: dict[str, Any]) -> dict[str, Any]:
+    """Check what berth itself relies on; the rest is for the API server, which sees it in a dry run."""
+    if serialised_size(value, TEMPLATE_LIMIT) > TEMPLATE_LIMIT:
+        raise ValueError(f"must be at most {TEMPLATE_LIMIT // 1024} KiB as JSON")
+    unknown = sorted(str(key) for key in value if key not in ("metadata", "spec"))
+    if unknown:
+        raise ValueError(f"is a pod template and has only metadata and spec, not {unknown[0][:64]}")
+    if not isinstance(value.get("metadata") or {}, dict):
+        raise ValueError("needs an object as its metadata")
+    for key in ("labels", "annotations"):
+        if not isinstance((value.get("metadata") or {}).get(key) or {}, dict):
+            raise ValueError(f"needs an object as its metadata.{key}")
+    spec = value.get("spec")
+    containers = spec.get("containers") if isinstance(spec, dict) else None
+    if not isinstance(containers, list) or not containers:
+        raise ValueError("needs a spec with at least one container")
+    if not all(isinstance(container, dict) for container in containers):
+        raise ValueError("needs objects as its containers")
+    return value
+
+
+def _schema(**extra: Any) -> dict[str, Any]:
+    """Extra keys for the CRD's schema; `crds.generate` carries x-kubernetes-* and format over as they stand."""
+    return extra
+
+
+INT_OR_STRING = _schema(**{"x-kubernetes-int-or-string": True})
+FREE_OBJECT = _schema(**{"x-kubernetes-preserve-unknown-fields": True})
+
+Int = Annotated[int, Field(strict=True)]
+Quantity = Annotated[
+    Annotated[str, Field(strict=True, max_length=64)] | Annotated[int, Field(strict=True, ge=0, le=2**62)],
+    AfterValidator(_quantity),
+    Field(json_schema_extra={**INT_OR_STRING, "pattern": QUANTITY_PATTERN, "maxLength": 64}),
+]
+LabelKey = Annotated[str, Field(strict=True, max_length=317), AfterValidator(_label_key)]
+LabelValue = Annotated[str, Field(strict=True, max_length=63, pattern=LABEL_VALUE_PATTERN)]
+ResourceName = Annotated[str, Field(strict=True, max_length=317), AfterValidator(_label_key)]
+Argument = Annotated[str, Field(strict=True, max_length=16384)]
+
+
+class CRDModel(BaseModel):
+    """The common rules: camelCase names, unknown fields refused, values frozen."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True, hide_input_in_errors=True
+    )
+
+
+class RetryPolicy(CRDModel):
+    """How often a failure is answered with another Job, and after how long."""
+
+    max_retries: Int = Field(
+        default=3, ge=1, le=10, description="Failures answered with another Job.", json_schema_extra={"format": "int32"}
+    )
+    backoff_seconds: Int = Field(
+        default=30,
+        ge=1,
+        le=300,
+        description="Wait before the first retry; it doubles with every further one, up to 300 seconds.",
+        json_schema_extra={"format": "int32"},
+    )
+
+
+class EnvVar(CRDModel):
+    """An environment variable; `valueFrom` is passed to the pod as it stands."""
+
+    name: Annotated[StrictStr, Field(min_length=1, max_length=253, pattern=r"^[ -<>-~]+$")]
+    value: Annotated[StrictStr, Field(max_length=16384)] | None = None
+    value_from: Annotated[dict[str, Any], AfterValidator(_small), Field(json_schema_extra=FREE_OBJECT)] | None = None
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "x-kubernetes-validations": [
+                {
+                    "rule": "!(has(self.value) && self.value != '' && has(self.valueFrom))",
+                    "message": "an environment variable has either value or valueFrom, not both",
+                }
+            ]
+        }
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if self.value and self.value_from is not None:
+            raise ValueError("has either value or valueFrom, not both")
+        return self
+
+
+class Toleration(CRDModel):
+    """A toleration as in a pod."""
+
+    key: Annotated[StrictStr, Field(max_length=317)] = ""
+    operator: Literal["Exists", "Equal"] = "Equal"
+    value: Annotated[StrictStr, Field(max_length=63)] = ""
+    effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = ""
+    toleration_seconds: Annotated[Int, Field(json_schema_extra={"format": "int64"})] | None = None
+
+
+class ContainerResources(CRDModel):
+    """CPU, memory and the like; GPUs are asked for by `gpuCount` alone."""
+
+    requests: Annotated[dict[ResourceName, Quantity], Field(max_length=32)] = Field(default_factory=dict)
+    limits: Annotated[dict[ResourceName, Quantity], Field(max_length=32)] = Field(default_factory=dict)
+
+
+class GPUWorkloadSpec(CRDModel):
+    """What a person asks for: a model, a number of GPUs on one node, and what runs there."""
+
+    model_name: Annotated[StrictStr, Field(min_length=1, max_length=255)] = Field(
+        description="The model this workload serves or trains; the container reads it as MODEL_NAME."
+    )
+    gpu_count: Annotated[Int, Field(ge=1, le=8, json_schema_extra={"format": "int32"})] = Field(
+        description="Whole GPUs, all on one node; the container reads it as GPU_COUNT."
+    )
+    priority: Annotated[int | Literal["low", "normal", "high"], BeforeValidator(_priority)] = Field(
+        default="normal",
+        description="low (-100), normal (0), high (100) or an integer; higher goes first.",
+        json_schema_extra={
+            **INT_OR_STRING,
+            "x-kubernetes-validations": [
+                {
+                    "rule": (
+                        f"type(self) == int ? (self >= {-PRIORITY_LIMIT} && self <= {PRIORITY_LIMIT}) "
+                        ": self in ['low', 'normal', 'high']"
+                    ),
+                    "message": f"must be low, normal, high or an integer from -{PRIORITY_LIMIT} to {PRIORITY_LIMIT}",
+                }
+            ],
+        },
+    )
+    scheduling_strategy: Annotated[StrictStr, Field(max_length=63, pattern=STRATEGY_PATTERN)] | None = Field(
+        default=None,
+        description="How a node is chosen, such as leastLoaded; left out, the namespace's or the installation's.",
+    )
+    retry_policy: RetryPolicy = Field(default_factory=RetryPolicy, description="What happens after a failure.")
+    image: Annotated[StrictStr, Field(min_length=1, max_length=1024, pattern=r"^\S+$")] | None = Field(
+        default=None, description="Container image; left out, the installation's default."
+    )
+    command: Annotated[list[Argument], Field(max_length=64)] | None = Field(
+        default=None, description="The container's command."
+    )
+    args: Annotated[list[Argument], Field(max_length=64)] | None = Field(
+        default=None, description="The container's arguments."
+    )
+    env: Annotated[list[EnvVar], Field(max_length=128)] | None = Field(
+        default=None, description="The container's environment, beside MODEL_NAME and GPU_COUNT."
+    )
+    resources: ContainerResources | None = Field(
+        default=None, description="The container's CPU, memory and the like; GPUs come from gpuCount."
+    )
+    node_selector: Annotated[dict[LabelKey, LabelValue], Field(max_length=32)] | None = Field(
+        default=None, description="Labels that the node must have."
+    )
+    tolerations: Annotated[list[Toleration], Field(max_length=32)] | None = Field(
+        default=None, description="Taints that do not keep this workload off a node."
+    )
+    active_deadline_seconds: Annotated[Int, Field(ge=1, le=MAX_INT32, json_schema_extra={"format": "int64"})] | None = (
+        Field(default=None, description="Seconds that one Job may take from its start; after them the workload fails.")
+    )
+    ttl_seconds_after_finished: (
+        Annotated[Int, Field(ge=0, le=MAX_INT32, json_schema_extra={"format": "int32"})] | None
+    ) = Field(default=None, description="Seconds after which the finished workload is deleted; left out, never.")
+    suspend: StrictBool = Field(default=False, description="Take the Job back and keep the workload out of the queue.")
+    template: Annotated[dict[str, Any], AfterValidator(_template), Field(json_schema_extra=FREE_OBJECT)] | None = Field(
+        default=None,
+        description="A whole pod template (at most 64 KiB) instead of image, command, args, env and resources.",
+    )
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "x-kubernetes-validations": [
+                {
+                    "rule": (
+                        "!has(self.template) || !(has(self.image) || has(self.command) || has(self.args) "
+                        "|| has(self.env) || has(self.resources))"
+                    ),
+                    "message": "template cannot be combined with image, command, args, env or resources: "
+                    "put them into the template's containers",
+                }
+            ]
+        }
+    )
+
+    @model_validator(mode="after")
+    def _template_stands_alone(self) -> Self:
+        if self.template is not None:
+            for name in ("image", "command", "args", "env", "resources"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"template cannot be combined with {name}: put it into the template's containers")
+        return self
+
+    @property
+    def priority_value(self) -> int:
+        """The priority as a number; higher goes first."""
+        return self.priority if isinstance(self.priority, int) else PRIORITIES[self.priority]
+
+    @classmethod
+    def parse(cls, raw: object) -> tuple[GPUWorkloadSpec | None, str]:
+        """The spec, or None and a sentence with path and reason. Never raises, whatever `raw` is."""
+        if not isinstance(raw, Mapping):
+            return None, "spec: must be an object"
+        # the template is measured first: a spec that is too large is not worth a detailed complaint
+        if "template" in raw and serialised_size(raw["template"], TEMPLATE_LIMIT) > TEMPLATE_LIMIT:
+            return None, f"spec.template: must be at most {TEMPLATE_LIMIT // 1024} KiB as JSON"
+        if serialised_size(raw, SPEC_LIMIT) > SPEC_LIMIT:
+            return None, f"spec: must be at most {SPEC_LIMIT // 1024} KiB as JSON"
+        try:
+            return cls.model_validate(raw), ""
+        except ValidationError as error:
+            return None, explain_refusal(error, "spec")
+        except (RecursionError, TypeError, ValueError) as error:
+            return None, f"spec: cannot be read ({type(error).__name__})"
+
+
+class Condition(CRDModel):
+    """One condition of the status, as metav1.Condition."""
+
+    type: Annotated[str, Field(max_length=316)]
+    status: Literal["True", "False", "Unknown"]
+    observed_generation: Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"})] | None = None
+    last_transition_time: Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
+    reason: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")]
+    message: Annotated[str, Field(max_length=8192)] = ""
+
+
+Time = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
+Name = Annotated[str, Field(max_length=253)]
+
+
+class GPUWorkloadStatus(CRDModel):
+    """What berth reports. A projection: nothing reads it back to decide, except that a terminal phase is final."""
+
+    phase: Phase | None = None
+    assigned_node: Name | None = Field(default=None, description="Where the current Job is pinned.")
+    last_schedule_time: Time | None = Field(default=None, description="When the last Job was created.")
+    retry_count: Annotated[int, Field(ge=0, json_schema_extra={"format": "int32"})] | None = Field(
+        default=None, description="Failures so far that were answered, or will be, with another Job."
+    )
+    message: Annotated[str, Field(max_length=8192)] | None = Field(default=None, description="What matters now.")
+    job_name: Name | None = Field(default=None, description="The current or last Job.")
+    observed_generation: Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"})] | None = None
+    attempt: Annotated[int, Field(ge=0, json_schema_extra={"format": "int32"})] | None = Field(
+        default=None, description="Number of the current or next Job, from 0; evictions count here, not as retries."
+    )
+    next_retry_time: Time | None = None
+    start_time: Time | None = None
+    finish_time: Time | None = None
+    strategy: Annotated[str, Field(max_length=63)] | None = Field(
+        default=None, description="The strategy that chose the node, or will."
+    )
+    conditions: Annotated[list[Condition], Field(max_length=16)] | None = Field(
+        default=None,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+    )

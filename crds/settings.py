@@ -1,0 +1,47 @@
+"""The installation's settings: one ConfigMap `berth-settings` in `berth-system`, key `settings.yaml`, for everyone
+who creates Jobs or places them. What it does not say has a default here; what it says wrongly is refused with a path.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, StrictStr, ValidationError
+
+from crds.gpuworkload import STRATEGY_PATTERN, Argument, CRDModel, Int
+from crds.refusals import explain_refusal
+
+SETTINGS_NAMESPACE = "berth-system"
+SETTINGS_NAME = "berth-settings"
+SETTINGS_KEY = "settings.yaml"
+
+_DEFAULT_SCRIPT = 'echo "berth: model ${MODEL_NAME} on ${GPU_COUNT} GPU(s); no image was given, so nothing more runs"'
+
+
+class Settings(CRDModel):
+    """What the platform engineer sets once for the whole installation."""
+
+    default_image: Annotated[StrictStr, Field(min_length=1, max_length=1024, pattern=r"^\S+$")] = "busybox:1.36"
+    default_command: Annotated[list[Argument], Field(max_length=64)] = Field(default_factory=lambda: ["/bin/sh", "-c"])
+    default_args: Annotated[list[Argument], Field(max_length=64)] = Field(default_factory=lambda: [_DEFAULT_SCRIPT])
+    default_strategy: Annotated[StrictStr, Field(pattern=STRATEGY_PATTERN)] = "leastLoaded"
+    gpu_resource: Annotated[
+        StrictStr,
+        Field(max_length=317, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"),
+    ] = "nvidia.com/gpu"
+    bind_deadline_seconds: Annotated[Int, Field(ge=1, le=3600)] = 30
+    resync_seconds: Annotated[Int, Field(ge=10, le=86400)] = 600
+
+    @classmethod
+    def parse(cls, raw: object) -> tuple[Settings | None, str]:
+        """The settings, or None and a sentence with path and reason; None or {} gives the defaults. Never raises."""
+        if raw is None:
+            return cls(), ""
+        if not isinstance(raw, dict):
+            return None, f"{SETTINGS_KEY}: must be a mapping"
+        try:
+            return cls.model_validate(raw), ""
+        except ValidationError as error:
+            return None, explain_refusal(error, SETTINGS_KEY)
+        except (RecursionError, TypeError, ValueError) as error:
+            return None, f"{SETTINGS_KEY}: cannot be read ({type(error).__name__})"

@@ -1,0 +1,70 @@
+"""Decides the names, labels and annotations of everything berth creates, for Jobs, their readers and the sweep.
+
+Whatever a person calls a workload or a model, the results are valid in Kubernetes: what has to be cut or changed gets
+a short hash of the original, so that different originals stay different.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+from crds.gpuworkload import GROUP
+
+FINALIZER = f"{GROUP}/finalizer"
+CONTROLLER = "gpu-orchestrator"
+
+LABEL_APP = "app"
+LABEL_WORKLOAD = f"{GROUP}/workload"
+LABEL_WORKLOAD_UID = f"{GROUP}/workload-uid"
+LABEL_ATTEMPT = f"{GROUP}/attempt"
+LABEL_CONTROLLER = f"{GROUP}/controller"
+
+ANNOTATION_CREATED_BY = f"{GROUP}/created-by"
+ANNOTATION_MODEL_NAME = f"{GROUP}/model-name"
+ANNOTATION_RETRIES = f"{GROUP}/retries"
+ANNOTATION_STRATEGY = f"{GROUP}/strategy"
+ANNOTATION_NODE = f"{GROUP}/node"
+ANNOTATION_REQUESTS = f"{GROUP}/requests"
+
+CONTAINER = "gpu-workload"
+SELECTOR = f"{LABEL_CONTROLLER}={CONTROLLER}"
+
+_LIMIT = 63
+_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
+
+
+def short_hash(text: str, length: int = 8) -> str:
+    """The first hex digits of the SHA-256 of `text`."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:length]
+
+
+def label_value(text: str) -> str:
+    """`text` where it is a valid label value, else what can be kept of it and a hash of the whole (at most 63)."""
+    if _LABEL_VALUE.fullmatch(text):
+        return text
+    kept = re.sub(r"[^A-Za-z0-9_.-]+", "-", text)[: _LIMIT - 9].strip("-_.")
+    return f"{kept}-{short_hash(text)}" if kept else short_hash(text)
+
+
+def job_name(cr_name: str, uid: str, attempt: int) -> str:
+    """`<cr name, cut>-<first 8 of the uid>-<attempt>`: a DNS label of at most 63 characters.
+
+    The uid makes it unique, so a cut name needs no hash. Dots (allowed in a resource's name, not in a label) become
+    dashes, since pods and hostnames derive from a Job's name.
+    """
+    uid8 = re.sub(r"[^a-z0-9]", "", uid.lower())[:8] or short_hash(uid)
+    tail = f"-{uid8}-{attempt}"
+    head = re.sub(r"[^a-z0-9-]+", "-", cr_name.lower()).strip("-")[: _LIMIT - len(tail)].strip("-")
+    return f"{head or 'w'}{tail}"
+
+
+def workload_labels(name: str, uid: str, model_name: str, attempt: int) -> dict[str, str]:
+    """The labels of a Job and its pods."""
+    return {
+        LABEL_APP: label_value(model_name),
+        LABEL_WORKLOAD: label_value(name),
+        LABEL_WORKLOAD_UID: label_value(uid),
+        LABEL_ATTEMPT: str(attempt),
+        LABEL_CONTROLLER: CONTROLLER,
+    }
