@@ -42,10 +42,14 @@ class DecideRequest:
 
 @dataclass(frozen=True)
 class DecideResult:
-    """`versions`: what the planner's cache had seen, binding for every later decision."""
+    """`versions`: what the planner's cache had seen, binding for every later decision.
+
+    `behind`: the cache had not caught up with `fresh` in time, so the round may have missed the news.
+    """
 
     decision: Decision
     versions: Versions
+    behind: bool = False
 
 
 @dataclass(frozen=True)

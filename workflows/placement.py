@@ -28,6 +28,8 @@ from workflows.messages import PlacementState, Poke, Requeue
 ROUND_LIMIT = 200
 # While somebody waits, look again this often even if no poke came: a lost poke costs a minute, not a day.
 RECHECK = timedelta(seconds=60)
+# After a round that could not see the latest news.
+CATCH_UP = timedelta(seconds=2)
 RETRY = RetryPolicy(initial_interval=timedelta(milliseconds=500), maximum_interval=timedelta(seconds=15))
 
 
@@ -44,6 +46,7 @@ class Placement:
         self._poked = True
         self._fresh: Versions = {}
         self._last = Decision()
+        self._behind = False
 
     @workflow.signal(description="Something changed in the cluster: look again")
     def poke(self, poke: Poke) -> None:
@@ -96,6 +99,9 @@ class Placement:
         self._state.ledger = after_deciding(self._state.ledger, decision, asked)
         self._state.rounds += 1
         self._last = decision
+        self._behind = result.behind
+        if result.behind:
+            self._fresh = newest(self._fresh, fresh)
         if decision.assignments or decision.waiting or decision.examine or decision.verdicts or decision.withdrawals:
             done = await workflow.execute_activity(
                 CARRY_OUT,
@@ -115,7 +121,7 @@ class Placement:
 
     def _next_look(self) -> timedelta | None:
         """How long to sleep when nobody pokes: until the next bind deadline, or a minute while somebody waits."""
-        waits = []
+        waits = [CATCH_UP] if self._behind else []
         if self._last.wake_after is not None:
             waits.append(timedelta(seconds=max(1.0, self._last.wake_after)))
         if self._last.queued or self._state.ledger.in_flight:

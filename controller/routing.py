@@ -1,0 +1,87 @@
+"""Who must hear of a change: the placement ledger, a workload's own workflow, both, or nobody.
+
+Pure. A poke carries no content (law 2), so routing too much is harmless and costs history events, while routing too
+little is repaired by the sweep. A workload's workflow is begun only when there is something for it to follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from controller.digests import JobDigest, NodeDigest, WorkloadDigest
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadPoke:
+    """`begin`: start the workflow if none is open; else only an open one hears of it."""
+
+    uid: str
+    namespace: str
+    name: str
+    begin: bool
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    ledger: bool = False
+    workloads: tuple[WorkloadPoke, ...] = field(default_factory=tuple)
+
+
+NOBODY = Route()
+
+
+def on_workload(
+    uid: str, old: WorkloadDigest | None, new: WorkloadDigest | None, jobs: Iterable[JobDigest]
+) -> Route:
+    """A GPUWorkload was added, changed or deleted; `jobs` are its Jobs as far as the controller knows."""
+    if new is None:
+        if old is None or old.finished:
+            return NOBODY
+        return Route(ledger=True, workloads=(WorkloadPoke(uid, old.namespace, old.name, begin=False),))
+    if new.finished:
+        return NOBODY  # a tombstone: nothing is ever started for it again
+    if new.deleting:
+        if old is not None and old.deleting:
+            return NOBODY
+        return Route(ledger=True, workloads=(WorkloadPoke(uid, new.namespace, new.name, begin=new.finalizer),))
+    if old is not None and old.generation == new.generation:
+        return NOBODY  # our own status writes end here
+    followed = [job for job in jobs if job.telling]
+    if new.generation == 1 and not followed:
+        return Route(ledger=True)
+    poke = WorkloadPoke(uid, new.namespace, new.name, bool(followed), followed[0].node if followed else "")
+    return Route(ledger=True, workloads=(poke,))
+
+
+def on_job(old: JobDigest | None, new: JobDigest | None, workload: WorkloadDigest | None) -> Route:
+    """A Job of ours changed; `workload` is its owner as far as the controller knows."""
+    job = new or old
+    if job is None or (workload is not None and workload.finished):
+        # A tombstone's Job going away still frees its place in the ledger's books.
+        return Route(ledger=new is None and job is not None)
+    poke = WorkloadPoke(job.workload_uid, job.namespace, workload.name if workload else job.workload, True, job.node)
+    if new is None:
+        return Route(ledger=True, workloads=(WorkloadPoke(poke.uid, poke.namespace, poke.name, begin=False),))
+    news = (new.ready, new.finished) != ((old.ready, old.finished) if old else (False, False))
+    if news and (new.ready or new.finished):
+        return Route(workloads=(poke,))
+    return NOBODY
+
+
+def on_node(
+    old: NodeDigest | None, new: NodeDigest | None, jobs_on: Callable[[str], Iterable[JobDigest]]
+) -> Route:
+    """A node came, changed or went. Those who run on it hear of it when it can no longer be relied on, or can again."""
+    node = new or old
+    if node is None or (old is not None and new is not None and old.fingerprint == new.fingerprint):
+        return NOBODY
+    workloads: tuple[WorkloadPoke, ...] = ()
+    if old is not None and (new is None or new.able != old.able):
+        workloads = tuple(
+            WorkloadPoke(job.workload_uid, job.namespace, job.workload, begin=job.telling, node=job.node)
+            for job in jobs_on(node.name)
+            if not job.finished
+        )
+    return Route(ledger=True, workloads=workloads)
