@@ -1,0 +1,197 @@
+"""Carries pokes to Temporal: coalesced, batched, in no hurry, and never lost while the process lives.
+
+Many changes become one poke: the ledger hears at most a few times a second, a workload once for all that happened to it
+meanwhile. What Temporal did not take stays dirty and is sent again with growing pauses; when it takes pokes again after
+an outage, `recovered` asks for a sweep, for it may have come back without its data.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from opentelemetry import metrics
+from temporalio.client import Client
+from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
+from temporalio.exceptions import WorkflowAlreadyStartedError
+from temporalio.service import RPCError, RPCStatusCode
+
+from activities.signatures import TASK_QUEUE, Versions, WorkloadRef
+from controller.routing import Route, WorkloadPoke
+from workflows.messages import (
+    PlacementState,
+    Poke,
+    WorkloadState,
+    placement_attributes,
+    placement_id,
+    workload_attributes,
+    workload_id,
+)
+
+log = logging.getLogger(__name__)
+
+# The ledger's rounds cost the same whatever they carry, so news waits a moment for company.
+LEDGER_PAUSE = 0.25
+WORKLOAD_PAUSE = 0.1
+CONCURRENCY = 16
+LONGEST_PAUSE = 15.0
+
+_meter = metrics.get_meter("berth.controller")
+_sent = _meter.create_counter("berth_pokes_sent", description="Pokes that Temporal took, by receiver")
+_failed = _meter.create_counter("berth_pokes_failed", description="Pokes that Temporal did not take; they are sent again")
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    poke: WorkloadPoke
+    seen: Versions
+
+
+class Poker:
+    """`concern` notes who must hear, `run` delivers. `skip(uid)` is asked last, just before a poke leaves."""
+
+    def __init__(
+        self, client: Client, *, pool: str, skip: Callable[[str], bool], recovered: Callable[[], None]
+    ) -> None:
+        self._client = client
+        self._pool = pool
+        self._skip = skip
+        self._recovered = recovered
+        self._ledger_seen: Versions | None = None
+        self._workloads: dict[str, _Due] = {}
+        self._wake = asyncio.Event()
+        self._trouble = 0
+        self._last_ledger_poke = 0.0
+
+    @property
+    def reachable(self) -> bool:
+        """False while Temporal does not take pokes."""
+        return self._trouble == 0
+
+    @property
+    def pending(self) -> int:
+        return len(self._workloads) + (self._ledger_seen is not None)
+
+    def concern(self, route: Route, kind: str, version: int) -> None:
+        """Somebody must hear of a change of `kind` (a plural name) at `version`."""
+        if route.ledger:
+            seen = self._ledger_seen or {}
+            self._ledger_seen = {**seen, kind: max(version, seen.get(kind, 0))}
+            self._wake.set()
+        for poke in route.workloads:
+            due = self._workloads.get(poke.uid)
+            seen = due.seen if due else {}
+            if due and due.poke.begin and not poke.begin:
+                poke = replace(due.poke)
+            self._workloads[poke.uid] = _Due(poke, {**seen, kind: max(version, seen.get(kind, 0))})
+            self._wake.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._wake.wait()
+            await asyncio.sleep(WORKLOAD_PAUSE)
+            self._wake.clear()
+            ok = await self._deliver()
+            if ok and self._trouble:
+                log.info("Temporal takes pokes again after %d failed rounds; sweeping", self._trouble)
+                self._trouble = 0
+                self._recovered()
+            elif not ok:
+                self._trouble += 1
+                pause = min(LONGEST_PAUSE, 0.5 * 2.0 ** min(self._trouble, 10)) * (0.5 + random.random() / 2)
+                await asyncio.sleep(pause)
+                self._wake.set()
+
+    async def flush(self, seconds: float) -> None:
+        """Delivers what is pending, `seconds` at most: on shutdown nothing that was seen should wait for a resync."""
+        deadline = time.monotonic() + seconds
+        while self.pending and time.monotonic() < deadline:
+            self._last_ledger_poke = 0.0
+            if not await self._deliver():
+                return
+
+    async def _deliver(self) -> bool:
+        """Sends all that is due. False if Temporal did not take something; that stays due."""
+        results: list[bool] = []
+        if self._ledger_seen is not None:
+            remaining = self._last_ledger_poke + LEDGER_PAUSE - time.monotonic()
+            if remaining > 0:
+                asyncio.get_running_loop().call_later(remaining, self._wake.set)
+            else:
+                seen, self._ledger_seen = self._ledger_seen, None
+                if await self._attempt(self._poke_ledger(seen), "ledger"):
+                    self._last_ledger_poke = time.monotonic()
+                    results.append(True)
+                else:
+                    later = self._ledger_seen or {}
+                    self._ledger_seen = {**seen, **later}
+                    results.append(False)
+        batch, self._workloads = self._workloads, {}
+        gate = asyncio.Semaphore(CONCURRENCY)
+
+        async def one(uid: str, due: _Due) -> bool:
+            async with gate:
+                if self._skip(uid):
+                    return True
+                if await self._attempt(self._poke_workload(due), "workload"):
+                    return True
+            again = self._workloads.get(uid)
+            self._workloads[uid] = again if again and (again.poke.begin or not due.poke.begin) else due
+            return False
+
+        results += await asyncio.gather(*(one(uid, due) for uid, due in batch.items()))
+        return all(results)
+
+    async def _attempt(self, call: object, receiver: str) -> bool:
+        try:
+            await call  # type: ignore[misc]  # a coroutine of one of the two senders below
+        except RPCError as refused:
+            _failed.add(1, {"receiver": receiver})
+            if self._trouble == 0:
+                log.warning("Temporal did not take a poke of the %s: %s; trying again", receiver, refused.message)
+            return False
+        _sent.add(1, {"receiver": receiver})
+        return True
+
+    async def _poke_ledger(self, seen: Versions) -> None:
+        await self._client.start_workflow(
+            "Placement",
+            PlacementState(pool=self._pool),
+            id=placement_id(self._pool),
+            task_queue=TASK_QUEUE,
+            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+            search_attributes=placement_attributes(self._pool),
+            static_summary=f"Placement ledger of pool {self._pool}",
+            start_signal="poke",
+            start_signal_args=[Poke(seen)],
+        )
+
+    async def _poke_workload(self, due: _Due) -> None:
+        poke = due.poke
+        ref = WorkloadRef(poke.uid, poke.namespace, poke.name)
+        if poke.begin:
+            try:
+                # A plain start, not signal-with-start: the first look needs no signal, which saves an event.
+                await self._client.start_workflow(
+                    "GPUWorkload",
+                    WorkloadState(ref, seen=due.seen),
+                    id=workload_id(poke.uid),
+                    task_queue=TASK_QUEUE,
+                    id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+                    id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
+                    search_attributes=workload_attributes(ref, poke.node, "Running"),
+                    static_summary=f"{poke.namespace}/{poke.name}",
+                )
+                return
+            except WorkflowAlreadyStartedError:
+                pass
+        try:
+            await self._client.get_workflow_handle(workload_id(poke.uid)).signal("poke", Poke(due.seen))
+        except RPCError as refused:
+            if refused.status != RPCStatusCode.NOT_FOUND:
+                raise
+            # Nobody to tell. If it closed between start and signal, its last look came after this change was made.
