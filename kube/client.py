@@ -1,0 +1,389 @@
+"""The Kubernetes API as berth uses it: JSON in, JSON out, one method for each verb, and watches as async iterators.
+
+For every room that talks to the API server. Nothing is retried here (but for refused credentials, once): callers are
+activities and reflectors, which have a retry policy of their own. Objects are the server's JSON as dicts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+from urllib.parse import urlencode
+
+import aiohttp
+import orjson
+from multidict import CIMultiDict
+from yarl import URL
+
+from kube.connection import Connection
+from kube.errors import (
+    Gone,
+    KubeError,
+    TooLarge,
+    Unauthorized,
+    Unavailable,
+    bad_response,
+    error_from_response,
+    error_from_status,
+)
+from kube.resources import Resource
+
+MAX_LINE = 16 * 1024 * 1024  # bytes of one watch event; etcd takes 1.5 MiB, and JSON is larger than what is stored
+_QUIET = 120.0  # seconds without a byte after which a watch is given up; bookmarks come about every 60
+_JSON = "application/json"
+_PARTIAL = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+_PARTIAL_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+_MERGE = "application/merge-patch+json"
+_APPLY = "application/apply-patch+yaml"  # JSON is YAML
+_TRANSPORT_ERRORS = (aiohttp.ClientError, asyncio.TimeoutError, OSError)
+
+Propagation = Literal["Background", "Foreground", "Orphan"]
+Objects = list[dict[str, Any]]
+
+
+class KubeClient:
+    """A connection pool to one API server. Use `await KubeClient.connect(...)`, and close it (or `async with`)."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._session = connection.session
+
+    @classmethod
+    async def connect(
+        cls,
+        kubeconfig: Path | None = None,
+        context: str | None = None,
+        user_agent: str = "berth",
+        *,
+        timeout: float = 30.0,
+    ) -> KubeClient:
+        """Opens with the kubeconfig given, else KUBECONFIG, else in-cluster, else ~/.kube/config.
+
+        `timeout`: seconds for each request but watches. BadConfig is raised here; an unreachable server is not noticed
+        before the first request.
+        """
+        return cls(await Connection.open(kubeconfig, context, user_agent=user_agent, timeout=timeout))
+
+    @property
+    def host(self) -> str:
+        return self._connection.host
+
+    async def get(self, resource: Resource, name: str, namespace: str | None = None) -> dict[str, Any]:
+        return await self._call("GET", resource, namespace, name)
+
+    async def list(
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        *,
+        label_selector: str = "",
+        field_selector: str = "",
+        page_size: int = 500,
+        metadata_only: bool = False,
+    ) -> tuple[Objects, int]:
+        """All objects, and the list's resourceVersion: the state at one moment, up to date when the call began.
+
+        Fetched in pages; when the server forgets the page to continue from (410), the listing begins anew, and the
+        third time in one piece.
+        """
+        for size in (page_size, page_size, 0):
+            items: Objects = []
+            resource_version = 0
+            try:
+                async for page, version in self.list_pages(
+                    resource,
+                    namespace,
+                    label_selector=label_selector,
+                    field_selector=field_selector,
+                    page_size=size,
+                    metadata_only=metadata_only,
+                ):
+                    items += page
+                    resource_version = version
+                return items, resource_version
+            except Gone:
+                if size == 0:
+                    raise
+        raise AssertionError("unreachable")
+
+    async def list_pages(
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        *,
+        label_selector: str = "",
+        field_selector: str = "",
+        page_size: int = 500,
+        metadata_only: bool = False,
+    ) -> AsyncGenerator[tuple[Objects, int], None]:
+        """As `list`, a page at a time, so that nobody need hold all raw objects; Gone is raised between pages."""
+        query = _selectors(label_selector, field_selector)
+        if page_size:
+            query["limit"] = str(page_size)
+        accept = _PARTIAL_LIST if metadata_only else _JSON
+        while True:
+            page = await self._call("GET", resource, namespace, None, query=query, accept=accept)
+            items, metadata = page.get("items") or [], page.get("metadata") or {}
+            if not isinstance(items, list) or not str(metadata.get("resourceVersion", "")).isdecimal():
+                raise bad_response("no list of objects came back", request=_describe("LIST", resource, namespace, None))
+            if not metadata_only:
+                for item in items:  # built-in kinds come without, custom resources and watch events with
+                    item.setdefault("apiVersion", resource.api_version)
+                    item.setdefault("kind", resource.kind)
+            yield items, int(metadata["resourceVersion"])
+            if not metadata.get("continue"):
+                return
+            query["continue"] = metadata["continue"]
+
+    async def create(
+        self, resource: Resource, body: Mapping[str, Any], namespace: str | None = None, *, dry_run: bool = False
+    ) -> dict[str, Any]:
+        """Creates an object; the namespace may also be the body's. AlreadyExists when the name is taken."""
+        if namespace is None and resource.namespaced:
+            namespace = (body.get("metadata") or {}).get("namespace")
+            if namespace is None:
+                raise ValueError(f"creating a {resource.kind} needs a namespace")
+        query = {"dryRun": "All"} if dry_run else None
+        return await self._call("POST", resource, namespace, None, query=query, body=body)
+
+    async def delete(
+        self,
+        resource: Resource,
+        name: str,
+        namespace: str | None = None,
+        *,
+        uid: str | None = None,
+        propagation: Propagation = "Background",
+    ) -> None:
+        """Deletes an object, or begins to when it has finalizers. NotFound is raised; with `uid`, Conflict when the
+        name belongs to another object by now."""
+        options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation}
+        if uid is not None:
+            options["preconditions"] = {"uid": uid}
+        await self._call("DELETE", resource, namespace, name, body=options)
+
+    async def merge_patch(
+        self,
+        resource: Resource,
+        name: str,
+        namespace: str | None,
+        body: Mapping[str, Any],
+        *,
+        subresource: str | None = None,
+    ) -> dict[str, Any]:
+        """JSON merge patch (RFC 7386): null deletes, lists are replaced.
+
+        `metadata.resourceVersion` and `metadata.uid` in the body are preconditions: Conflict when they differ.
+        """
+        return await self._call(
+            "PATCH", resource, namespace, name, subresource=subresource, body=body, content_type=_MERGE
+        )
+
+    async def apply(
+        self,
+        resource: Resource,
+        name: str,
+        namespace: str | None,
+        body: Mapping[str, Any],
+        *,
+        field_manager: str,
+        force: bool = True,
+        subresource: str | None = None,
+        dry_run: bool = False,
+    ) -> dict[str, Any]:
+        """Server-side apply: makes the object have these fields, creating it if need be.
+
+        Fields this manager applied before and no longer names are removed. Without `force`, Conflict when another
+        manager owns one of the fields. apiVersion, kind and name may be left out of the body.
+        """
+        metadata = {**(body.get("metadata") or {}), "name": name}
+        full = {"apiVersion": resource.api_version, "kind": resource.kind, **body, "metadata": metadata}
+        query = {"fieldManager": field_manager, "force": "true" if force else "false"}
+        if dry_run:
+            query["dryRun"] = "All"
+        return await self._call(
+            "PATCH", resource, namespace, name, subresource=subresource, query=query, body=full, content_type=_APPLY
+        )
+
+    async def watch(
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        *,
+        resource_version: int | str,
+        label_selector: str = "",
+        field_selector: str = "",
+        metadata_only: bool = False,
+        timeout_seconds: int = 270,
+    ) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
+        """Events after `resource_version`, as (ADDED | MODIFIED | DELETED | BOOKMARK, object), until the server ends
+        the watch after about `timeout_seconds`; then the iterator ends.
+
+        Gone: list again. TooLarge, or Unavailable with the reason BadResponse: an event cannot be read, and asking
+        again from the same version would bring it again, so list again. Other Unavailable: the connection was lost,
+        go on from the last version seen. Close the iterator (`contextlib.aclosing`) when leaving early.
+        """
+        request = _describe("WATCH", resource, namespace, None)
+        query = {
+            **_selectors(label_selector, field_selector),
+            "watch": "1",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": str(resource_version),
+            "timeoutSeconds": str(timeout_seconds),
+        }
+        url = self._url(resource.path(namespace), query)
+        headers = await self._headers(request, _PARTIAL if metadata_only else _JSON)
+        timeout = aiohttp.ClientTimeout(
+            total=timeout_seconds + 30.0, sock_connect=10.0, sock_read=min(_QUIET, timeout_seconds + 15.0)
+        )
+        try:
+            response = await self._session.request(
+                "GET", url, headers=headers, timeout=timeout, **self._connection.options
+            )
+            try:
+                if response.status != 200:
+                    body = await response.read()
+                    if response.status == 401:
+                        await self._connection.reload()
+                    raise error_from_response(
+                        response.status, body, request=request, retry_after=response.headers.get("Retry-After")
+                    )
+                async for line in _lines(response.content, request):
+                    yield _event(line, request)
+            finally:
+                response.close()
+        except _TRANSPORT_ERRORS as exc:
+            raise _unavailable(exc, request, self.host) from exc
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+    async def __aenter__(self) -> KubeClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _url(self, path: str, query: Mapping[str, str] | None) -> URL:
+        return URL(f"{self.host}{path}?{urlencode(query)}" if query else f"{self.host}{path}", encoded=True)
+
+    async def _headers(self, request: str, accept: str, content_type: str = "") -> CIMultiDict[str]:
+        headers = CIMultiDict(Accept=accept)
+        try:
+            authorization = await self._connection.authorization()
+        except Exception as exc:  # the token file is gone or empty, an exec plugin failed
+            raise Unauthorized(str(exc), reason="BadCredentials", request=request) from exc
+        if authorization:
+            headers["Authorization"] = authorization
+        if content_type:
+            headers["Content-Type"] = content_type
+        return headers
+
+    async def _call(
+        self,
+        method: str,
+        resource: Resource,
+        namespace: str | None,
+        name: str | None,
+        *,
+        subresource: str | None = None,
+        query: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        content_type: str = _JSON,
+        accept: str = _JSON,
+    ) -> dict[str, Any]:
+        url = self._url(resource.path(namespace, name, subresource), query)
+        request = _describe(method, resource, namespace, name, subresource)
+        data = None if body is None else orjson.dumps(body)
+        refused = False
+        while True:
+            headers = await self._headers(request, accept, content_type if data is not None else "")
+            try:
+                async with self._session.request(
+                    method, url, data=data, headers=headers, **self._connection.options
+                ) as response:
+                    status, answer = response.status, await response.read()
+                    retry_after = response.headers.get("Retry-After")
+            except _TRANSPORT_ERRORS as exc:
+                raise _unavailable(exc, request, self.host) from exc
+            if status == 401 and not refused:
+                refused = True
+                if await self._connection.reload():
+                    continue
+            if not 200 <= status < 300:
+                raise error_from_response(status, answer, request=request, retry_after=retry_after)
+            return _object(answer, request)
+
+
+async def _lines(content: aiohttp.StreamReader, request: str) -> AsyncGenerator[bytes, None]:
+    """Splits a stream into its lines; a last line without its end is a connection that was cut."""
+    pending: list[bytes] = []
+    length = 0
+    while chunk := await content.readany():
+        *lines, rest = chunk.split(b"\n")
+        for line in lines:
+            if pending:
+                line = b"".join((*pending, line))
+                pending.clear()
+            length = 0
+            if line:
+                yield line
+        if rest:
+            pending.append(rest)
+            length += len(rest)
+            if length > MAX_LINE:
+                raise TooLarge(
+                    f"an event is longer than {MAX_LINE} bytes", reason="EventTooLarge", request=request, advice=""
+                )
+    if pending:
+        raise Unavailable("the connection ended within an event", reason="ConnectionFailed", request=request)
+
+
+def _event(line: bytes, request: str) -> tuple[str, dict[str, Any]]:
+    event = _object(line, request)
+    kind, item = event.get("type"), event.get("object")
+    if not isinstance(kind, str) or not isinstance(item, dict):
+        raise bad_response(f"not a watch event: {line[:100]!r}", request=request)
+    if kind == "ERROR":
+        raise error_from_status(item, request=request)
+    return kind, item
+
+
+def _object(data: bytes, request: str) -> dict[str, Any]:
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError as exc:
+        raise bad_response(f"the answer is not JSON ({exc}): {data[:100]!r}", request=request) from exc
+    if not isinstance(value, dict):
+        raise bad_response(f"the answer is not an object: {data[:100]!r}", request=request)
+    return value
+
+
+def _selectors(label_selector: str, field_selector: str) -> dict[str, str]:
+    query = {}
+    if label_selector:
+        query["labelSelector"] = label_selector
+    if field_selector:
+        query["fieldSelector"] = field_selector
+    return query
+
+
+def _describe(
+    method: str, resource: Resource, namespace: str | None, name: str | None, subresource: str | None = None
+) -> str:
+    target = "/".join(part for part in (namespace, name, subresource) if part)
+    return f"{method} {resource.qualified} {target}" if target else f"{method} {resource.qualified}"
+
+
+def _unavailable(exc: BaseException, request: str, host: str) -> KubeError:
+    if isinstance(exc, asyncio.TimeoutError):
+        return Unavailable(f"{host} did not answer in time", reason="Timeout", request=request)
+    if isinstance(exc, aiohttp.ClientConnectorCertificateError):
+        advice = "The certificate is not of the kubeconfig's authority: is this the right cluster?"
+        return Unavailable(f"{host}: {exc}", reason="ConnectionFailed", request=request, advice=advice)
+    return Unavailable(f"{host}: {str(exc) or type(exc).__name__}", reason="ConnectionFailed", request=request)
