@@ -15,19 +15,19 @@ from typing import Any, Generic, TypeVar
 import yaml
 
 from activities.signatures import Versions
-from crds.settings import Settings
+from crds.settings import SETTINGS_KEY, SETTINGS_NAME, SETTINGS_NAMESPACE, Settings
 from kube.client import KubeClient
 from kube.reflector import Change, Reflector
 from kube.resources import CONFIGMAPS, GPUWORKLOADS, JOBS, NAMESPACES, NODES, PODS
 from planning import views
 from planning.model import Defaults, JobView, NodeView, PodView, Snapshot, WorkloadView
-from planning.naming import CONTROLLER_LABEL, CONTROLLER_VALUE, STRATEGY_ANNOTATION
+from planning.naming import SELECTOR
 
 log = logging.getLogger(__name__)
 
 LIVE_PODS = "status.phase!=Succeeded,status.phase!=Failed"
-SETTINGS_NAME = "berth-settings"
-SETTINGS_KEY = "settings.yaml"
+# On a Namespace: the strategy of its workloads that name none.
+NAMESPACE_STRATEGY = "gpu.warp.dev/default-strategy"
 
 V = TypeVar("V")
 
@@ -58,7 +58,7 @@ class ByOwner(Generic[V]):
 class ClusterCache:
     """Reflectors of the kinds that placement reads, run as one task group by `run`."""
 
-    def __init__(self, client: KubeClient, *, settings_namespace: str = "berth-system") -> None:
+    def __init__(self, client: KubeClient, *, settings_namespace: str = SETTINGS_NAMESPACE) -> None:
         self._settings = Settings()
         self.settings_problem = ""
         self._jobs_by_workload: ByOwner[JobView] = ByOwner()
@@ -71,7 +71,7 @@ class ClusterCache:
             client,
             JOBS,
             project=views.job_view,
-            label_selector=f"{CONTROLLER_LABEL}={CONTROLLER_VALUE}",
+            label_selector=SELECTOR,
             on_change=self._job_changed,
         )
         self.workloads: Reflector[WorkloadView] = Reflector(client, GPUWORKLOADS, project=views.workload_view)
@@ -170,14 +170,19 @@ class ClusterCache:
 
     def _settings_changed(self, change: Change[dict[str, Any]]) -> None:
         try:
-            text = (change.new or {}).get(SETTINGS_KEY, "")
-            self._settings = Settings.model_validate(yaml.safe_load(text) or {})
-            self.settings_problem = ""
-        except (ValueError, yaml.YAMLError) as refused:
-            self.settings_problem = f"ConfigMap {SETTINGS_NAME}, key {SETTINGS_KEY}: {refused}"
-            log.warning("%s; the last valid settings stay in force", self.settings_problem)
+            settings, problem = Settings.parse(yaml.safe_load((change.new or {}).get(SETTINGS_KEY, "")))
+        except yaml.YAMLError as refused:
+            settings, problem = None, f"is not YAML: {refused}"
+        if settings is not None:
+            if self.workloads.synced.is_set() and settings.gpu_resource != self._settings.gpu_resource:
+                log.warning("gpuResource is now %s: it counts from the next restart on", settings.gpu_resource)
+                settings = settings.model_copy(update={"gpu_resource": self._settings.gpu_resource})
+            self._settings, self.settings_problem = settings, ""
+            return
+        self.settings_problem = f"ConfigMap {SETTINGS_NAMESPACE}/{SETTINGS_NAME}: {problem}"
+        log.warning("%s; the last valid settings stay in force", self.settings_problem)
 
 
 def _namespace_strategy(raw: dict[str, Any]) -> tuple[str, str]:
     meta = raw.get("metadata") or {}
-    return str(meta.get("name", "")), str((meta.get("annotations") or {}).get(STRATEGY_ANNOTATION, ""))
+    return str(meta.get("name", "")), str((meta.get("annotations") or {}).get(NAMESPACE_STRATEGY, ""))

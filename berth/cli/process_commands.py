@@ -1,0 +1,70 @@
+"""`berth controller` and `berth worker`: the long-running processes, as the image and the embedded stack start them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Kubeconfig = Annotated[
+    Path | None, typer.Option(help="Kubeconfig file; left out: KUBECONFIG, then the pod's own service account.")
+]
+Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig.")]
+Address = Annotated[
+    str | None, typer.Option("--temporal-address", help="host:port; left out: TEMPORAL_ADDRESS or a profile.")
+]
+Namespace = Annotated[str | None, typer.Option("--temporal-namespace", help="Left out: TEMPORAL_NAMESPACE or default.")]
+HealthPort = Annotated[int, typer.Option(help="Port of /healthz and /readyz.")]
+MetricsPort = Annotated[int, typer.Option(help="Port of /metrics.")]
+Bind = Annotated[str, typer.Option(help="Address that both ports listen on.")]
+LogLevel = Annotated[str, typer.Option(help="debug, info, warning or error.")]
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(controller)
+    app.command()(worker)
+
+
+def controller(
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    temporal_address: Address = None,
+    temporal_namespace: Namespace = None,
+    health_port: HealthPort = 8081,
+    metrics_port: MetricsPort = 8080,
+    bind: Bind = "0.0.0.0",  # noqa: S104  # the kubelet and Prometheus come from outside the pod
+    log_level: LogLevel = "info",
+    resync: Annotated[float, typer.Option(help="Seconds between sweeps.")] = 600.0,
+) -> None:
+    """Watch the cluster and poke the workflows that a change concerns (one leader at a time)."""
+    from berth.controller_process import run_controller
+    from berth.process import ProcessOptions
+
+    run_controller(
+        ProcessOptions(
+            kubeconfig, context, temporal_address, temporal_namespace, health_port, metrics_port, bind, log_level
+        ),
+        resync=resync,
+    )
+
+
+def worker(
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    temporal_address: Address = None,
+    temporal_namespace: Namespace = None,
+    health_port: HealthPort = 8081,
+    metrics_port: MetricsPort = 8080,
+    bind: Bind = "0.0.0.0",  # noqa: S104  # as above
+    log_level: LogLevel = "info",
+) -> None:
+    """Run the control plane's workflows and activities."""
+    from berth.process import ProcessOptions
+    from berth.worker_process import run_worker
+
+    run_worker(
+        ProcessOptions(
+            kubeconfig, context, temporal_address, temporal_namespace, health_port, metrics_port, bind, log_level
+        )
+    )

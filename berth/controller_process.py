@@ -1,0 +1,60 @@
+"""The controller process: waits for the lease, leads while it holds it, answers probes all the while."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import uuid
+
+from temporalio.client import Client
+
+from berth.process import ProcessOptions, connect_temporal, run_process, serve_http
+from controller.app import Controller
+from crds.settings import SETTINGS_NAMESPACE
+from kube.client import KubeClient
+from kube.lease import LeaderElector, LeadershipLost
+
+log = logging.getLogger(__name__)
+
+LEASE = "gpu-orchestrator.gpu.warp.dev"
+
+
+def run_controller(options: ProcessOptions, *, resync: float) -> None:
+    async def main(traced: bool) -> None:
+        temporal = await connect_temporal(options.temporal_address, options.temporal_namespace, traced=traced)
+        async with await KubeClient.connect(options.kubeconfig, options.context, user_agent="berth-controller") as kube:
+            await serve(kube, temporal, options, resync=resync)
+
+    run_process("berth-controller", options, main)
+
+
+async def serve(kube: KubeClient, temporal: Client, options: ProcessOptions, *, resync: float) -> None:
+    term: Controller | None = None
+
+    def ready() -> str:
+        if term is None:
+            return ""  # a standby has nothing to wait for
+        unsynced = [kind for kind, r in term.reflectors.items() if not r.synced.is_set()]
+        return f"waiting for the first list of {', '.join(unsynced)}" if unsynced else ""
+
+    async def lead() -> None:
+        nonlocal term
+        log.info("leading")
+        term = Controller(kube, temporal, resync=resync)
+        try:
+            await term.lead()
+        finally:
+            term = None
+
+    stop_http = await serve_http(options, healthy=lambda: "", ready=ready)
+    try:
+        while True:
+            elector = LeaderElector(kube, SETTINGS_NAMESPACE, LEASE, f"{os.uname().nodename}_{uuid.uuid4().hex[:8]}")
+            try:
+                await elector.run(lead)
+            except LeadershipLost as lost:
+                log.warning("%s; standing by", lost)
+                await asyncio.sleep(1)
+    finally:
+        await stop_http()

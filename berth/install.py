@@ -1,0 +1,76 @@
+"""Puts berth's own objects into a cluster: CRDs, RBAC, settings. For `berth up`, the demo and the tests."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from crds.settings import SETTINGS_KEY, SETTINGS_NAME, SETTINGS_NAMESPACE
+from kube.client import KubeClient
+from kube.errors import AlreadyExists, NotFound, Unavailable
+from kube.resources import CONFIGMAPS, CRDS, GPUWORKLOADS, resource_for
+
+_HERE = Path(__file__).parent
+FIELD_MANAGER = "berth-install"
+
+
+def manifests(folder: str) -> list[dict[str, Any]]:
+    """The manifests of deploy/<folder>, from the checkout or from the installed package, in file order."""
+    for root in (_HERE / "_deploy", _HERE.parent / "deploy"):
+        if (root / folder).is_dir():
+            return [
+                document
+                for file in sorted((root / folder).glob("*.yaml"))
+                for document in yaml.safe_load_all(file.read_text())
+                if document
+            ]
+    raise FileNotFoundError(f"deploy/{folder} is neither in the checkout nor in the installed package")
+
+
+async def install(kube: KubeClient, *, settings: dict[str, Any] | None = None, timeout: float = 60.0) -> None:
+    """Applies CRDs and RBAC by server-side apply and waits until the API server serves the CRDs.
+
+    Existing settings are left alone; `settings` replaces them where given. Raises KubeError with what was refused.
+    """
+    for manifest in [*manifests("crds"), *manifests("rbac")]:
+        metadata = manifest["metadata"]
+        await kube.apply(
+            resource_for(manifest), metadata["name"], metadata.get("namespace"), manifest, field_manager=FIELD_MANAGER
+        )
+    body = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": SETTINGS_NAME, "namespace": SETTINGS_NAMESPACE},
+        "data": {SETTINGS_KEY: yaml.safe_dump(settings or {})},
+    }
+    if settings is not None:
+        await kube.apply(CONFIGMAPS, SETTINGS_NAME, SETTINGS_NAMESPACE, body, field_manager=FIELD_MANAGER)
+    else:
+        try:
+            await kube.create(CONFIGMAPS, body, SETTINGS_NAMESPACE)
+        except AlreadyExists:
+            pass
+    await _served(kube, timeout)
+
+
+async def _served(kube: KubeClient, timeout: float) -> None:
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            crd = await kube.get(CRDS, f"{GPUWORKLOADS.plural}.{GPUWORKLOADS.group}")
+            conditions = {c["type"]: c for c in crd.get("status", {}).get("conditions", [])}
+            if conditions.get("NonStructuralSchema", {}).get("status") == "True":
+                raise RuntimeError(f"the CRD is refused: {conditions['NonStructuralSchema']['message']}")
+            await kube.list(GPUWORKLOADS, "default", page_size=1)
+            return
+        except (NotFound, Unavailable) as not_yet:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the API server does not serve GPUWorkloads after {timeout:.0f} s") from not_yet
+            await asyncio.sleep(0.1)
+
+
+

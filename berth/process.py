@@ -1,0 +1,108 @@
+"""What `berth controller` and `berth worker` share: connections, health and metrics ports, and a clean end on SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from temporalio.client import Client
+from temporalio.contrib.opentelemetry import TracingInterceptor
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.envconfig import ClientConfig
+
+from berth.telemetry import set_up_logging, set_up_metrics, set_up_traces
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ProcessOptions:
+    """How a process finds its cluster and Temporal, and where it answers. Port 0 takes a free one."""
+
+    kubeconfig: Path | None = None
+    context: str | None = None
+    temporal_address: str | None = None
+    temporal_namespace: str | None = None
+    health_port: int = 8081
+    metrics_port: int = 8080
+    bind: str = "0.0.0.0"  # noqa: S104  # the kubelet and Prometheus come from outside the pod
+    log_level: str = "info"
+
+
+async def connect_temporal(address: str | None, namespace: str | None, *, traced: bool = False) -> Client:
+    """Connects lazily, so that a Temporal that is away delays work instead of crashing the process.
+
+    What the arguments leave open comes from Temporal's own environment configuration (TEMPORAL_ADDRESS,
+    TEMPORAL_NAMESPACE, TEMPORAL_API_KEY, TEMPORAL_TLS_*, or a profile file).
+    """
+    config = ClientConfig.load_client_connect_config()
+    if address:
+        config["target_host"] = address
+    if namespace:
+        config["namespace"] = namespace
+    config.setdefault("target_host", "127.0.0.1:7233")
+    return await Client.connect(
+        **config,
+        data_converter=pydantic_data_converter,
+        interceptors=[TracingInterceptor()] if traced else [],
+        lazy=True,
+    )
+
+
+async def serve_http(
+    options: ProcessOptions, *, healthy: Callable[[], str], ready: Callable[[], str]
+) -> Callable[[], Awaitable[None]]:
+    """/healthz and /readyz on one port, /metrics on the other. `healthy` and `ready` return what is wrong, or ''."""
+
+    def probe(check: Callable[[], str]) -> Callable[[web.Request], Coroutine[Any, Any, web.Response]]:
+        async def answer(_: web.Request) -> web.Response:
+            wrong = check()
+            return web.Response(text=f"{wrong or 'ok'}\n", status=503 if wrong else 200)
+
+        return answer
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    health_app, metrics_app = web.Application(), web.Application()
+    health_app.router.add_get("/healthz", probe(healthy))
+    health_app.router.add_get("/readyz", probe(ready))
+    metrics_app.router.add_get("/metrics", metrics)
+    runners = []
+    for app, port in ((health_app, options.health_port), (metrics_app, options.metrics_port)):
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, options.bind, port).start()
+        runners.append(runner)
+
+    async def stop() -> None:
+        for runner in runners:
+            await runner.cleanup()
+
+    return stop
+
+
+def run_process(name: str, options: ProcessOptions, main: Callable[[bool], Coroutine[Any, Any, None]]) -> None:
+    """Runs `main(traced)` until it ends or SIGTERM or SIGINT cancels it; its own cleanup then runs to the end."""
+    set_up_logging(options.log_level)
+    set_up_metrics()
+    traced = set_up_traces(name)
+
+    async def supervised() -> None:
+        task = asyncio.create_task(main(traced), name=name)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, task.cancel)
+        try:
+            await task
+        except asyncio.CancelledError:
+            log.info("%s stopped on request", name)
+
+    asyncio.run(supervised())

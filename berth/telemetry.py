@@ -1,0 +1,74 @@
+"""Logs, metrics and traces of a berth process: JSON lines that carry the workflow id, Prometheus text, OTLP spans."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from datetime import UTC, datetime
+
+from opentelemetry import metrics, trace
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.exporter.prometheus import PrometheusMetricReader
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.view import ExplicitBucketHistogramAggregation, View
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from temporalio import activity, workflow
+
+DURATION_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+WAIT_BUCKETS = (0.1, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line; inside an activity or a workflow it names the workflow."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if activity.in_activity():
+            line["workflowId"] = activity.info().workflow_id
+        elif workflow.in_workflow():
+            line["workflowId"] = workflow.info().workflow_id
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+def set_up_logging(level: str = "info") -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    # The SDK reports every failed activity attempt with its trace; the workflow's history has it already.
+    logging.getLogger("temporalio.activity").setLevel(logging.ERROR)
+
+
+def set_up_metrics() -> None:
+    """Instruments made through OpenTelemetry's API are exposed by prometheus_client's default registry."""
+    views = [
+        View(
+            instrument_name="warp_gpuworkload_reconcile_duration",
+            aggregation=ExplicitBucketHistogramAggregation(DURATION_BUCKETS),
+        ),
+        View(
+            instrument_name="warp_gpuworkload_time_to_placement",
+            aggregation=ExplicitBucketHistogramAggregation(WAIT_BUCKETS),
+        ),
+    ]
+    metrics.set_meter_provider(MeterProvider([PrometheusMetricReader()], views=views))
+
+
+def set_up_traces(service: str) -> bool:
+    """Spans go to an OTLP endpoint when the standard variables name one. Returns whether they do."""
+    if not (os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")):
+        return False
+    provider = TracerProvider(resource=Resource.create({"service.name": service}))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    trace.set_tracer_provider(provider)
+    return True

@@ -1,0 +1,174 @@
+"""The worker process: workflows and activities of the control plane, beside a cache of the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from datetime import timedelta
+
+from temporalio.api.enums.v1 import IndexedValueType
+from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
+from temporalio.api.workflowservice.v1 import (
+    DescribeWorkerDeploymentRequest,
+    SetWorkerDeploymentCurrentVersionRequest,
+)
+from temporalio.api.deployment.v1 import WorkerDeploymentVersion as WireVersion
+from temporalio.client import Client
+from temporalio.common import VersioningBehavior, WorkerDeploymentVersion
+from temporalio.service import RPCError, RPCStatusCode
+from temporalio.worker import UnsandboxedWorkflowRunner, Worker, WorkerDeploymentConfig
+
+from activities.cache import ClusterCache
+from activities.placements import Placements
+from activities.planner import Planner
+from activities.signatures import TASK_QUEUE
+from activities.workloads import Workloads
+from berth.process import ProcessOptions, connect_temporal, run_process, serve_http
+from berth.version import DEPLOYMENT, build_id
+from kube.client import KubeClient
+from kube.events import EventRecorder
+from workflows.gpuworkload import GPUWorkload
+from workflows.messages import KIND, NAME, NAMESPACE, NODE, PHASE
+from workflows.placement import Placement
+
+log = logging.getLogger(__name__)
+
+# A waiting workflow is small, but five thousand are not; one that was put out is replayed from its dozen events.
+CACHED_WORKFLOWS = 500
+
+
+def run_worker(options: ProcessOptions) -> None:
+    async def main(traced: bool) -> None:
+        temporal = await connect_temporal(options.temporal_address, options.temporal_namespace, traced=traced)
+        async with await KubeClient.connect(options.kubeconfig, options.context, user_agent="berth-worker") as kube:
+            await serve(kube, temporal, options)
+
+    run_process("berth-worker", options, main)
+
+
+async def serve(kube: KubeClient, temporal: Client, options: ProcessOptions) -> None:
+    cache = ClusterCache(kube)
+    events = EventRecorder(kube, "berth-worker", os.uname().nodename)
+    working = False
+
+    def healthy() -> str:
+        return ""
+
+    def ready() -> str:
+        unsynced = [kind for kind, r in cache.reflectors.items() if not r.synced.is_set()]
+        if unsynced:
+            return f"waiting for the first list of {', '.join(unsynced)}"
+        return "" if working else "waiting for Temporal"
+
+    stop_http = await serve_http(options, healthy=healthy, ready=ready)
+    try:
+        async with asyncio.TaskGroup() as group:
+            background = [group.create_task(cache.run()), group.create_task(events.run())]
+            await _until_reachable(temporal)
+            worker = build_worker(temporal, cache, kube, events)
+            background.append(group.create_task(_keep_current(temporal)))
+            working = True
+            try:
+                await worker.run()
+            finally:
+                working = False
+                await events.flush(3.0)
+                for task in background:
+                    task.cancel()
+    finally:
+        await stop_http()
+
+
+def build_worker(temporal: Client, cache: ClusterCache, kube: KubeClient, events: EventRecorder) -> Worker:
+    """Unsandboxed: the sandbox doubles the CPU and memory of every fresh workflow. The replay tests run inside it, so
+    what it would catch is caught there.
+    """
+    planner = Planner(cache)
+    placements = Placements(cache, kube, temporal, events)
+    workloads = Workloads(cache, kube, temporal, events)
+    return Worker(
+        temporal,
+        task_queue=TASK_QUEUE,
+        workflows=[Placement, GPUWorkload],
+        activities=[planner.decide, placements.carry_out, workloads.follow, workloads.hand_back],
+        workflow_runner=UnsandboxedWorkflowRunner(),
+        max_cached_workflows=CACHED_WORKFLOWS,
+        max_concurrent_local_activities=64,
+        graceful_shutdown_timeout=timedelta(seconds=20),
+        deployment_config=WorkerDeploymentConfig(
+            version=WorkerDeploymentVersion(DEPLOYMENT, build_id()),
+            use_worker_versioning=True,
+            default_versioning_behavior=VersioningBehavior.AUTO_UPGRADE,
+        ),
+    )
+
+
+async def _until_reachable(temporal: Client) -> None:
+    """Waits for Temporal and makes sure that it knows berth's search attributes."""
+    wanted = {key.name: IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD for key in (KIND, NAMESPACE, NAME, NODE, PHASE)}
+    pause = 0.5
+    while True:
+        try:
+            known = await temporal.operator_service.list_search_attributes(
+                ListSearchAttributesRequest(namespace=temporal.namespace)
+            )
+            missing = {name: kind for name, kind in wanted.items() if name not in known.custom_attributes}
+            if missing:
+                await temporal.operator_service.add_search_attributes(
+                    AddSearchAttributesRequest(namespace=temporal.namespace, search_attributes=missing)
+                )
+            return
+        except RPCError as refused:
+            if refused.status == RPCStatusCode.ALREADY_EXISTS:
+                return
+            if refused.status in (RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNIMPLEMENTED):
+                log.warning(
+                    "cannot check Temporal's search attributes (%s); if %s are missing, create them as Keyword",
+                    refused.message, ", ".join(wanted),
+                )  # fmt: skip
+                return
+            log.warning("waiting for Temporal at %s: %s", temporal.service_client.config.target_host, refused.message)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, 10.0)
+
+
+async def make_current(temporal: Client, *, only_if_none: bool) -> bool:
+    """Makes this build the one that gets work. Returns whether it is current now.
+
+    `only_if_none`: an upgrade is somebody's decision (`berth up`, the chart), but a Temporal that has no current
+    version at all, because it is new or lost its data, would give nobody any work.
+    """
+    try:
+        described = await temporal.workflow_service.describe_worker_deployment(
+            DescribeWorkerDeploymentRequest(namespace=temporal.namespace, deployment_name=DEPLOYMENT)
+        )
+        current: WireVersion = described.worker_deployment_info.routing_config.current_deployment_version
+        if current.build_id == build_id():
+            return True
+        if current.build_id and only_if_none:
+            return False
+        await temporal.workflow_service.set_worker_deployment_current_version(
+            SetWorkerDeploymentCurrentVersionRequest(
+                namespace=temporal.namespace,
+                deployment_name=DEPLOYMENT,
+                build_id=build_id(),
+                version=f"{DEPLOYMENT}.{build_id()}",
+                identity="berth",
+                ignore_missing_task_queues=True,
+            )
+        )
+    except RPCError as refused:
+        if refused.status not in (RPCStatusCode.NOT_FOUND, RPCStatusCode.FAILED_PRECONDITION):
+            log.warning("worker version %s is not current yet: %s", build_id(), refused.message)
+        return False
+    log.info("worker version %s is now current", build_id())
+    return True
+
+
+async def _keep_current(temporal: Client) -> None:
+    pause = 0.5
+    while True:
+        current = await make_current(temporal, only_if_none=True)
+        pause = 15.0 if current else min(pause * 1.5, 15.0)
+        await asyncio.sleep(pause)
