@@ -1,7 +1,7 @@
 """How the placement ledger changes: after a decision, after it was carried out, and when a workload comes back.
 
 Pure transitions that the Placement workflow applies to recorded facts; they decide nothing. A promise of GPUs enters
-`in_flight` before anything is written for it and leaves only when its Job was seen, or when it is known that none exists.
+`in_flight` before anything is written for it and leaves only when its Job was seen, or when none is known to exist.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from planning.model import Decision, Ledger, Turn, Verdict
 def after_deciding(ledger: Ledger, decision: Decision, asked: Ledger) -> Ledger:
     """The ledger once `decision` stands: visible promises dropped, new ones taken, withdrawn ones given a next turn.
 
-    `asked` is the ledger that the decision was made on: a turn that came back while it was being made stays.
+    `asked` is the ledger that the decision was made on: a turn that came back while it was being made stays. So does
+    one that came back for a later Job than the promised one that was seen: it is still to be placed.
     """
     in_flight, turns = dict(ledger.in_flight), dict(ledger.turns)
     held, rejected = dict(ledger.held), dict(ledger.rejected)
     for uid in decision.seen:
-        in_flight.pop(uid, None)
-        if turns.get(uid) == asked.turns.get(uid):
+        promise, turn = in_flight.pop(uid, None), turns.get(uid)
+        over = promise is None or turn is None or turn.attempt <= promise.turn.attempt
+        if over and turn == asked.turns.get(uid):
             turns.pop(uid, None)
     for uid in decision.forget:
         for facts in (in_flight, turns, held, rejected):

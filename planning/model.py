@@ -33,7 +33,10 @@ class Taint:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """A node as placement sees it. `gpu_gap` says why a GPU node offers no GPU ('' when it does or has none)."""
+    """A node as placement sees it. `gpu_gap` says why a GPU node offers no GPU ('' when it does or has none).
+
+    `gpus_expected`: how many it will offer once that gap closes, as its capacity or labels tell (0 when they do not).
+    """
 
     name: str
     uid: str
@@ -44,6 +47,7 @@ class NodeView:
     labels: Mapping[str, str]
     allocatable: Resources
     gpu_gap: str = ""
+    gpus_expected: int = 0
     not_ready_since: float | None = None
 
     @property
@@ -90,6 +94,8 @@ class JobView:
     message: str = ""
     deleting: bool = False
     active_deadline: int | None = None
+    active: int = 0  # pods that the Job controller counts as going: 0 also before it made one
+    strategy: str = ""
 
 
 @dataclass(frozen=True, slots=True)

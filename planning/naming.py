@@ -12,23 +12,24 @@ import re
 from crds.gpuworkload import GROUP
 
 FINALIZER = f"{GROUP}/finalizer"
-CONTROLLER = "gpu-orchestrator"
+CONTROLLER_VALUE = "gpu-orchestrator"
 
-LABEL_APP = "app"
-LABEL_WORKLOAD = f"{GROUP}/workload"
-LABEL_WORKLOAD_UID = f"{GROUP}/workload-uid"
-LABEL_ATTEMPT = f"{GROUP}/attempt"
-LABEL_CONTROLLER = f"{GROUP}/controller"
+APP_LABEL = "app"
+WORKLOAD_LABEL = f"{GROUP}/workload"
+WORKLOAD_UID_LABEL = f"{GROUP}/workload-uid"
+ATTEMPT_LABEL = f"{GROUP}/attempt"
+CONTROLLER_LABEL = f"{GROUP}/controller"
 
-ANNOTATION_CREATED_BY = f"{GROUP}/created-by"
-ANNOTATION_MODEL_NAME = f"{GROUP}/model-name"
-ANNOTATION_RETRIES = f"{GROUP}/retries"
-ANNOTATION_STRATEGY = f"{GROUP}/strategy"
-ANNOTATION_NODE = f"{GROUP}/node"
-ANNOTATION_REQUESTS = f"{GROUP}/requests"
+CREATED_BY_ANNOTATION = f"{GROUP}/created-by"
+CREATED_BY = "berth"
+MODEL_NAME_ANNOTATION = f"{GROUP}/model-name"
+RETRIES_ANNOTATION = f"{GROUP}/retries"
+STRATEGY_ANNOTATION = f"{GROUP}/strategy"  # on a Job: who chose its node; on a namespace: its default
+NODE_ANNOTATION = f"{GROUP}/node"
+REQUESTS_ANNOTATION = f"{GROUP}/requests"
 
 CONTAINER = "gpu-workload"
-SELECTOR = f"{LABEL_CONTROLLER}={CONTROLLER}"
+JOB_SELECTOR = f"{CONTROLLER_LABEL}={CONTROLLER_VALUE}"
 
 _LIMIT = 63
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
@@ -62,9 +63,9 @@ def job_name(cr_name: str, uid: str, attempt: int) -> str:
 def workload_labels(name: str, uid: str, model_name: str, attempt: int) -> dict[str, str]:
     """The labels of a Job and its pods."""
     return {
-        LABEL_APP: label_value(model_name),
-        LABEL_WORKLOAD: label_value(name),
-        LABEL_WORKLOAD_UID: label_value(uid),
-        LABEL_ATTEMPT: str(attempt),
-        LABEL_CONTROLLER: CONTROLLER,
+        APP_LABEL: label_value(model_name),
+        WORKLOAD_LABEL: label_value(name),
+        WORKLOAD_UID_LABEL: label_value(uid),
+        ATTEMPT_LABEL: str(attempt),
+        CONTROLLER_LABEL: CONTROLLER_VALUE,
     }

@@ -56,3 +56,9 @@ def test_later_is_commutative_and_never_goes_back(a: Turn, b: Turn) -> None:
     assert later(a, b).attempt >= a.attempt
     assert later(a, b).retries >= b.retries
     assert later(None, a) == a
+
+
+def test_a_turn_for_a_later_job_survives_the_sight_of_the_job_before() -> None:
+    asked = Ledger(in_flight={"a": assignment("a")}, turns={"a": Turn(1, 1)})
+    after = after_deciding(asked, Decision(seen=["a"]), asked)
+    assert after.in_flight == {} and after.turns == {"a": Turn(1, 1)}
