@@ -1,0 +1,54 @@
+# berth's commands. Needs Python 3.11 or newer, make, git and a C compiler; everything else is fetched or built.
+SHELL := /bin/bash
+PYTHON ?= python3
+UV := $(shell command -v uv 2>/dev/null || echo .tools/bin/uv)
+RUN := $(UV) run --locked --quiet
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-fast test-node lint format bench crds clean
+
+help: ## show these targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+demo: .venv/installed ## GPUWorkloads from a real trace, on a real control plane with simulated nodes
+	$(RUN) berth demo $(ARGS)
+
+test: .venv/installed ## every test that this machine can run; what it skips is named and counted at the end
+	$(RUN) pytest -q $(ARGS)
+
+test-fast: .venv/installed ## unit, property and replay tests only: seconds, nothing is built or started
+	$(RUN) pytest -q -m "not stack and not node and not faults" $(ARGS)
+
+test-node: .venv/installed ## only what needs a real kubelet (root, Debian)
+	$(RUN) pytest -q -m node $(ARGS)
+
+lint: .venv/installed ## ruff, mypy --strict, the rooms' import contracts, generated files up to date
+	$(RUN) ruff check .
+	$(RUN) ruff format --check .
+	$(RUN) mypy
+	$(RUN) lint-imports
+	$(RUN) python -m crds.generate --check
+
+format: .venv/installed ## put the code into shape
+	$(RUN) ruff format .
+	$(RUN) ruff check --fix .
+
+bench: .venv/installed ## the benchmarks, each beside its peer; JSON in build/
+	@mkdir -p build
+	$(RUN) python -m benchmarks.placement --json build/placement.json
+	$(RUN) python -m benchmarks.admission --json build/admission.json
+
+crds: .venv/installed ## write deploy/crds/ anew from the models in crds/
+	$(RUN) python -m crds.generate
+
+clean: ## remove what these targets made here (not the built tools in the cache, not data folders)
+	rm -rf .venv .tools build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.tools/bin/uv:
+	$(PYTHON) -m venv .tools
+	.tools/bin/pip install --quiet "uv>=0.8,<1"
+
+.venv/installed: pyproject.toml uv.lock | $(filter .tools/bin/uv,$(UV))
+	$(UV) sync --locked --quiet
+	@touch $@

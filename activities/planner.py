@@ -1,0 +1,50 @@
+"""The planner as an activity: one look at the cache, one pure decision, recorded by the ledger's history."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from opentelemetry import metrics
+from temporalio import activity
+
+from activities.cache import ClusterCache, StaleCacheError
+from activities.signatures import DECIDE, DecideRequest, DecideResult
+from planning.placement import decide
+
+_meter = metrics.get_meter("berth.worker")
+_queued = _meter.create_gauge("berth_queue_depth", description="GPUWorkloads waiting for a place after the last round")
+_in_flight = _meter.create_gauge("berth_promises_in_flight", description="Assignments whose Job was not seen yet")
+_seconds = _meter.create_histogram("berth_decision_duration", unit="s", description="Duration of one planning round")
+
+# A promise that was dropped binds the planner: without having seen its Job it would promise the same GPUs again.
+BINDING_WAIT = 10.0
+FRESH_WAIT = 2.0
+
+
+class Planner:
+    def __init__(self, cache: ClusterCache) -> None:
+        self._cache = cache
+
+    @activity.defn(name=DECIDE)
+    async def decide(self, request: DecideRequest) -> DecideResult:
+        """Raises StaleCacheError while this worker has not seen what earlier decisions were based on."""
+        missing = await self._cache.reach(request.at_least, BINDING_WAIT)
+        if missing:
+            raise StaleCacheError(
+                f"this worker's view of the cluster is older than an earlier decision's (waiting for {missing}); "
+                "it is tried again. If it lasts, look at the worker's watches: /readyz, berth_reflector_*."
+            )
+        behind = await self._cache.reach(request.fresh, FRESH_WAIT)
+        snapshot, settings = self._cache.snapshot(), self._cache.settings
+        began = time.perf_counter()
+        # In a thread: a large queue takes a while, and the worker's watches must go on meanwhile.
+        decision = await asyncio.to_thread(
+            decide, snapshot, request.ledger, settings, limit=request.limit, seed=request.seed
+        )
+        _seconds.record(time.perf_counter() - began)
+        _queued.set(decision.queued)
+        _in_flight.set(len(request.ledger.in_flight) + len(decision.assignments) - len(decision.seen))
+        seen = set(decision.seen)
+        newest_job = max((job.resource_version for job in snapshot.jobs if job.workload_uid in seen), default=0)
+        return DecideResult(decision, {"jobs": newest_job} if newest_job else {}, bool(behind))

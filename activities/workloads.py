@@ -1,0 +1,184 @@
+"""What a workload's own workflow asks for: a look at its Job with the step that follows from it, and the way back to
+the queue. Looks read the cache, which has first caught up with the news that the poke was about.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from opentelemetry import metrics
+from temporalio import activity
+from temporalio.client import Client
+from temporalio.common import WorkflowIDReusePolicy
+
+from activities.cache import ClusterCache
+from activities.signatures import FOLLOW, HAND_BACK, TASK_QUEUE, Followed, FollowRequest, HandBack
+from activities.writes import delete_job, reference, remove_finalizer, write_status
+from kube.client import KubeClient
+from kube.errors import NotFound
+from kube.events import EventRecorder
+from kube.resources import GPUWORKLOADS, JOBS, PODS
+from planning import status
+from planning.lifecycle import FailureDetail, Observation, Step, next_step
+from planning.model import JobView, Turn, WorkloadView
+from planning.views import failure_detail, workload_view
+from workflows.messages import PlacementState, Requeue, placement_attributes, placement_id
+
+CATCH_UP = 3.0
+# Deletion waits for pods to go; a lost poke should not make it wait for the next sweep.
+LOOK_AGAIN = 5.0
+
+_meter = metrics.get_meter("berth.worker")
+_failed = _meter.create_counter("warp_gpuworkload_failed", description="Failures of GPUWorkloads, by reason")
+_retries = _meter.create_counter("warp_gpuworkload_retries", description="Retries granted after a failure")
+_seconds = _meter.create_histogram(
+    "warp_gpuworkload_reconcile_duration", unit="s", description="Duration of one look at a GPUWorkload, by result"
+)
+
+_TOLD = {
+    "finish": ("Normal", "Finish"),
+    "retry": ("Warning", "Retry"),
+    "again": ("Normal", "Requeue"),
+    "suspend": ("Normal", "Suspend"),
+}
+
+
+class Workloads:
+    def __init__(self, cache: ClusterCache, kube: KubeClient, temporal: Client, events: EventRecorder) -> None:
+        self._cache = cache
+        self._kube = kube
+        self._temporal = temporal
+        self._events = events
+
+    @activity.defn(name=FOLLOW)
+    async def follow(self, request: FollowRequest) -> Followed:
+        """One look: read, decide, project. Raises KubeError when a write could not be made; it is then repeated."""
+        began = time.perf_counter()
+        result = "error"
+        try:
+            behind = bool(await self._cache.reach(request.fresh, CATCH_UP))
+            followed = await self._look(request)
+            result = followed.next
+            if behind and followed.next == "wait":
+                return Followed(followed.next, followed.phase, followed.message, followed.turn, 2.0, followed.node)
+            return followed
+        finally:
+            _seconds.record(time.perf_counter() - began, {"result": result})
+
+    async def _look(self, request: FollowRequest) -> Followed:
+        view, jobs = await self._workload(request.ref.uid, request.ref.namespace, request.ref.name)
+        verdict = request.verdict
+        if verdict is not None and view is not None and view.generation > verdict.generation > 0:
+            # The spec was edited since: whatever the verdict was about is no more. Back to the queue, uncounted.
+            turn = Turn(verdict.turn.attempt + 1, verdict.turn.retries)
+            return Followed("retry", "Scheduling", "the spec was edited; it is looked at anew", turn, 0.0)
+        newest = max(jobs, key=lambda job: job.attempt, default=None)
+        seen = Observation(
+            now=time.time(),
+            workload=view,
+            jobs=jobs,
+            pods=self._cache.pods_of(request.ref.uid),
+            node=self._cache.node(newest.node) if newest else None,
+            failure=await self._failure(newest) if newest and newest.finished == "Failed" else None,
+        )
+        step = next_step(seen, request.turn, verdict, request.jitter)
+        return await self._carry_out(step, view, request)
+
+    async def _carry_out(self, step: Step, view: WorkloadView | None, request: FollowRequest) -> Followed:
+        namespace = request.ref.namespace
+        raw: dict[str, Any] | None = None
+        patch = status.project(view, step, time.time()) if view is not None else None
+        if view is not None and patch is not None and not status.same(view, patch):
+            raw = await write_status(self._kube, view, patch)
+            if raw is None:
+                # Somebody wrote meanwhile; the cache will show it. Nothing was lost: look again at once.
+                return Followed("wait", view.phase, step.message, request.turn, 0.2, step.node)
+            self._tell(step, view)
+        match step.kind:
+            case "follow":
+                await self._delete(step, namespace)
+                if step.patch_deadline:
+                    body = {"spec": {"activeDeadlineSeconds": step.deadline}}
+                    await self._kube.merge_patch(JOBS, step.job_name, namespace, body)
+                return Followed("wait", step.phase, step.message, step.turn, node=step.node)
+            case "queued":
+                await self._delete(step, namespace)
+                return Followed("wait", view.phase if view else "", step.message, request.turn)
+            case "retry" | "again" | "suspend":
+                # The Jobs go only after the ledger knows the next turn (hand_back), lest it give this turn again.
+                return Followed("retry", step.phase, step.message, step.turn, step.delay)
+            case "finish":
+                await self._delete(step, namespace)
+                if view is not None:
+                    await remove_finalizer(self._kube, view, raw)
+                return Followed("end", step.phase, step.message, step.turn, node=step.node)
+            case "tear_down":
+                await self._delete(step, namespace)
+                if step.done and view is not None and await remove_finalizer(self._kube, view, raw):
+                    return Followed("end", "Deleted", step.message, step.turn)
+                return Followed("wait", "Deleting", step.message, step.turn, LOOK_AGAIN)
+            case "gone":
+                await self._delete(step, namespace)
+                return Followed("end", "Deleted", step.message, step.turn)
+
+    @activity.defn(name=HAND_BACK)
+    async def hand_back(self, back: HandBack) -> None:
+        """The ledger hears of the next turn first; only then may the old Jobs go."""
+        await self._temporal.start_workflow(
+            "Placement",
+            PlacementState(pool=back.pool),
+            id=placement_id(back.pool),
+            task_queue=TASK_QUEUE,
+            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+            search_attributes=placement_attributes(back.pool),
+            static_summary=f"Placement ledger of pool {back.pool}",
+            start_signal="requeue",
+            start_signal_args=[Requeue(back.ref.uid, back.turn)],
+        )
+        for job in self._cache.jobs_of(back.ref.uid):
+            if job.attempt < back.turn.attempt:
+                await delete_job(self._kube, job.namespace, job.name, job.uid)
+
+    async def _workload(self, uid: str, namespace: str, name: str) -> tuple[WorkloadView | None, tuple[JobView, ...]]:
+        """The workload and its Jobs from the cache; before it counts as gone, the API server is asked."""
+        jobs = self._cache.jobs_of(uid)
+        view = self._cache.workloads.items.get(uid)
+        if view is not None or not name:
+            return view, jobs
+        try:
+            raw = await self._kube.get(GPUWORKLOADS, name, namespace)
+        except NotFound:
+            return None, jobs
+        return (workload_view(raw) if raw["metadata"]["uid"] == uid else None), jobs
+
+    async def _failure(self, job: JobView) -> FailureDetail | None:
+        """What the failed container left. Only failures pay for this list."""
+        pods, _ = await self._kube.list(PODS, job.namespace, label_selector=f"batch.kubernetes.io/job-name={job.name}")
+        return failure_detail(pods)
+
+    async def _delete(self, step: Step, namespace: str) -> None:
+        for job in step.delete:
+            await delete_job(self._kube, namespace, job.name, job.uid)
+
+    def _tell(self, step: Step, view: WorkloadView) -> None:
+        """An Event and the counters, once for each status that was really written."""
+        if step.failure:
+            _failed.add(1, {"reason": step.failure})
+        if step.kind == "retry":
+            _retries.add(1)
+        if step.kind in _TOLD:
+            kind, action = _TOLD[step.kind]
+            if step.phase == "Failed":
+                kind = "Warning"
+            self._events.record(
+                regarding=reference(view),
+                type="Warning" if kind == "Warning" else "Normal",
+                reason=step.reason or step.phase,
+                action=action,
+                note=step.message,
+            )
+        elif step.reason in ("NodeNotReady", "NodeGone", "NodeOutOfService"):
+            self._events.record(
+                regarding=reference(view), type="Warning", reason=step.reason, action="Follow", note=step.message
+            )

@@ -1,0 +1,89 @@
+"""The few writes that activities make to workloads and Jobs, each safe to repeat and bound to the version it was made for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from crds.gpuworkload import API_VERSION, KIND
+from kube.client import KubeClient
+from kube.errors import Conflict, Invalid, NotFound
+from kube.resources import GPUWORKLOADS, JOBS, ObjectRef
+from planning.model import WorkloadView
+from planning.naming import FINALIZER
+
+FINALIZER_MANAGER = "berth-finalizer"
+
+
+def reference(view: WorkloadView) -> ObjectRef:
+    return ObjectRef(API_VERSION, KIND, view.name, view.namespace, view.uid, str(view.resource_version))
+
+
+async def write_status(
+    kube: KubeClient, view: WorkloadView, status: Mapping[str, Any], *, resource_version: int | None = None
+) -> dict[str, Any] | None:
+    """Patches the status if the object is still at the version that was looked at. None: it changed or is gone, and
+    whoever changed it has the newer truth.
+    """
+    body = {
+        "metadata": {"uid": view.uid, "resourceVersion": str(resource_version or view.resource_version)},
+        "status": dict(status),
+    }
+    try:
+        return await kube.merge_patch(GPUWORKLOADS, view.name, view.namespace, body, subresource="status")
+    except (Conflict, NotFound):
+        return None
+
+
+async def add_finalizer(kube: KubeClient, view: WorkloadView) -> int | None:
+    """Adds berth's finalizer (others' stay), if the object is still at that version. Returns the version it has then,
+    or None: it changed, is being deleted, or is gone.
+    """
+    try:
+        if view.finalizer:
+            raw = await kube.get(GPUWORKLOADS, view.name, view.namespace)
+            current = int(raw["metadata"]["resourceVersion"])
+            return current if current == view.resource_version and raw["metadata"]["uid"] == view.uid else None
+        body = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": {
+                "name": view.name,
+                "namespace": view.namespace,
+                "uid": view.uid,
+                "resourceVersion": str(view.resource_version),
+                "finalizers": [FINALIZER],
+            },
+        }
+        raw = await kube.apply(GPUWORKLOADS, view.name, view.namespace, body, field_manager=FINALIZER_MANAGER)
+        return int(raw["metadata"]["resourceVersion"])
+    except (Conflict, NotFound, Invalid):
+        return None  # Invalid: no finalizer may be added to what is being deleted
+
+
+async def remove_finalizer(kube: KubeClient, view: WorkloadView, raw: Mapping[str, Any] | None = None) -> bool:
+    """Removes berth's finalizer. False: the object changed meanwhile, look again. `raw`: its newest state, if known."""
+    try:
+        for _ in range(3):
+            newest = raw if raw is not None else await kube.get(GPUWORKLOADS, view.name, view.namespace)
+            meta = newest["metadata"]
+            if meta["uid"] != view.uid or FINALIZER not in meta.get("finalizers", ()):
+                return True
+            left = [f for f in meta["finalizers"] if f != FINALIZER]
+            body = {"metadata": {"finalizers": left, "uid": view.uid, "resourceVersion": meta["resourceVersion"]}}
+            try:
+                await kube.merge_patch(GPUWORKLOADS, view.name, view.namespace, body)
+                return True
+            except Conflict:
+                raw = None
+    except NotFound:
+        return True
+    return False
+
+
+async def delete_job(kube: KubeClient, namespace: str, name: str, uid: str) -> None:
+    """Deletes a Job so that it goes last, after its pods: as long as it is there, its GPUs are not free."""
+    try:
+        await kube.delete(JOBS, name, namespace, uid=uid, propagation="Foreground")
+    except (NotFound, Conflict):
+        return  # gone, or another Job of that name
