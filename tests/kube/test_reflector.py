@@ -1,0 +1,423 @@
+"""The reflector against a server that forgets, disconnects, lies and talks nonsense."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import kube.client
+from kube.client import KubeClient
+from kube.reflector import Backoff, Change, Reflector
+from kube.resources import PODS
+from tests.kube.fake_api import FakeApi
+
+Value = tuple[str, int]  # name, spec.n
+
+
+def project(obj: dict[str, Any]) -> Value | None:
+    n = obj["spec"]["n"]
+    return None if n < 0 else (obj["metadata"]["name"], n)
+
+
+@dataclass
+class Seen:
+    """Checks each change against the ones before it: added → modified* → deleted for every UID, and nothing twice."""
+
+    state: dict[str, Value] = field(default_factory=dict)
+    versions: dict[str, int] = field(default_factory=dict)
+    changes: list[Change[Value]] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+    def __call__(self, change: Change[Value]) -> None:
+        self.changes.append(change)
+        uid = change.uid
+        kind = "deleted" if change.new is None else "modified" if uid in self.state else "added"
+        if change.kind != kind or change.old != self.state.get(uid) or (kind == "deleted" and uid not in self.state):
+            self.wrong.append(f"{change} after {self.state.get(uid)}")
+        if change.resource_version <= self.versions.get(uid, 0):
+            self.wrong.append(f"{change} after version {self.versions[uid]}")
+        self.versions[uid] = change.resource_version
+        if change.new is None:
+            self.state.pop(uid, None)
+        else:
+            self.state[uid] = change.new
+
+    @property
+    def kinds(self) -> list[str]:
+        return [change.kind for change in self.changes]
+
+
+@dataclass(frozen=True)
+class Impatient(Backoff):
+    base: float = 0.001
+    cap: float = 0.004
+    asked: list[int] = field(default_factory=list)
+
+    def delay(self, failures: int) -> float:
+        self.asked.append(failures)
+        return super().delay(failures)
+
+
+@dataclass
+class Rig:
+    api: FakeApi
+    client: KubeClient
+    reflector: Reflector[Value]
+    seen: Seen
+    backoff: Impatient
+
+    def put(self, name: str, n: int = 0, **metadata: Any) -> str:
+        uid: str = self.api.put(PODS, name, "a", spec={"n": n}, metadata=metadata)["metadata"]["uid"]
+        return uid
+
+    def remove(self, name: str) -> None:
+        self.api.remove(PODS, name, "a")
+
+    async def caught_up(self) -> None:
+        self.put("marker", self.api.version)
+        assert await self.reflector.wait_for(self.api.version, 5), self.reflector.last_error
+
+    async def watching(self) -> None:
+        async with asyncio.timeout(5):
+            await self.reflector.synced.wait()
+            while not self.api.watching:
+                await asyncio.sleep(0.002)
+
+    def count(self, watch: bool) -> int:
+        return len([path for _, path, _ in self.api.requests if ("watch=1" in path) == watch])
+
+
+@asynccontextmanager
+async def running(api: FakeApi | None = None, start: bool = True, **options: Any) -> AsyncIterator[Rig]:
+    async with api or FakeApi() as api, await api.client() as client:
+        seen, backoff = Seen(), Impatient()
+        options = {"project": project, "on_change": seen, "backoff": backoff, "page_size": 2, **options}
+        reflector: Reflector[Value] = Reflector(client, PODS, **options)
+        task = asyncio.create_task(reflector.run())
+        try:
+            yield Rig(api, client, reflector, seen, backoff)
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+    assert not seen.wrong
+
+
+async def test_lists_and_watches() -> None:
+    api = FakeApi()
+    for name in "abc":
+        api.put(PODS, name, "a", spec={"n": 1})
+    async with running(api) as rig:
+        await rig.watching()
+        assert sorted(rig.reflector.items.values()) == [("a", 1), ("b", 1), ("c", 1)]
+        assert rig.reflector.healthy()
+        rig.put("a", 2)
+        rig.remove("b")
+        rig.put("b", 3)  # the same name, another object
+        await rig.caught_up()
+        assert sorted(rig.reflector.items.values())[:3] == [("a", 2), ("b", 3), ("c", 1)]
+        assert rig.seen.kinds == ["added"] * 3 + ["modified", "deleted", "added", "added"]
+        assert rig.reflector.relists == 0 and rig.reflector.events == 4
+        with pytest.raises(TypeError):
+            rig.reflector.items["x"] = ("x", 1)  # type: ignore[index]
+
+
+async def test_a_lost_connection_goes_on_without_listing() -> None:
+    async with running() as rig:
+        await rig.watching()
+        lists = rig.count(watch=False)
+        for n in range(3):
+            rig.put("a", n)
+            await rig.caught_up()
+            rig.api.drop_watches()
+            rig.put("a", n + 10)
+        rig.api.fail("reset", watch=True)
+        rig.api.fail(status=503, watch=True)
+        rig.api.drop_watches()
+        rig.put("b", 1)
+        await rig.caught_up()
+        assert rig.count(watch=False) == lists
+        assert rig.reflector.watch_restarts >= 4 and rig.reflector.relists == 0
+        assert len(rig.reflector.items) == 3
+
+
+async def test_forgotten_history_becomes_the_difference() -> None:
+    async with running() as rig:
+        await rig.watching()
+        for name in ("stays", "changes", "goes", "drops"):
+            rig.put(name, 1)
+        await rig.caught_up()
+        before = len(rig.seen.changes)
+        rig.api.fail(status=503, watch=True, count=3)
+        rig.api.drop_watches()
+        rig.remove("goes")
+        rig.put("changes", 2)
+        rig.put("drops", -1)
+        rig.put("comes", 1)
+        rig.api.compact()
+        await rig.caught_up()
+        assert rig.reflector.relists == 1
+        changes = rig.seen.changes[before:]
+        named = sorted((c.kind, (c.new or c.old or ("", 0))[0]) for c in changes)
+        assert named == [
+            ("added", "comes"),
+            ("deleted", "drops"),
+            ("deleted", "goes"),
+            ("modified", "changes"),
+            ("modified", "marker"),
+        ]
+
+
+@pytest.mark.parametrize("as_event", [True, False])
+async def test_410_in_the_stream_and_in_the_answer(as_event: bool) -> None:
+    async with running(FakeApi(gone_as_event=as_event)) as rig:
+        await rig.watching()
+        rig.put("a", 1)
+        await rig.caught_up()
+        rig.api.expire_watches()
+        rig.put("a", 2)
+        rig.api.compact()
+        await rig.caught_up()
+        assert rig.reflector.relists >= 1 and rig.seen.kinds[:2] == ["added", "added"]
+
+
+async def test_bookmarks_move_the_version_that_a_new_watch_begins_at() -> None:
+    async with running() as rig:
+        await rig.watching()
+        rig.api.version += 50  # other collections were written to
+        rig.api.bookmark(PODS)
+        assert await rig.reflector.wait_for(rig.api.version, 5)
+        rig.api.compact()
+        rig.api.drop_watches()
+        await rig.caught_up()
+        assert rig.reflector.relists == 0
+        assert rig.reflector.events == 1  # a bookmark is none
+
+
+async def test_wait_for_gives_up() -> None:
+    async with running() as rig:
+        await rig.watching()
+        assert not await rig.reflector.wait_for(rig.api.version + 1, 0.02)
+        assert not rig.reflector._waiters
+
+
+async def test_bad_events_are_got_over(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kube.client, "MAX_LINE", 4096)
+    async with running() as rig:
+        for bad in (
+            b"<html>\n",
+            b'{"type": "ADDED", "object": {}}\n',
+            b'{"type": "ADDED", "object": {"metadata": {"uid": "u", "resourceVersion": "x"}}}\n',
+            b'{"type": "ADDED", "object": {"metadata": 7}}\n',
+            b'{"type": "BOOKMARK", "object": {"metadata": {}}}\n',
+            b'{"type": "UNHEARD", "object": {"metadata": {"uid": "u", "resourceVersion": "1"}}}\n',
+            b'{"type": "ERROR", "object": {"code": 500}}\n',
+            b'{"type": "ERROR", "object": {"code": 418, "details": 3}}\n',
+            b"x" * 5000,
+        ):
+            await rig.watching()
+            rig.api.send_raw(bad)
+            await rig.caught_up()
+        assert rig.reflector.relists >= 3  # garbage, 418 and the line too long would come again
+        assert rig.reflector.errors == 4
+    assert "ignored an object" in caplog.text
+
+
+async def test_callbacks_that_raise_harm_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    seen = Seen()
+
+    def picky(obj: dict[str, Any]) -> Value | None:
+        if obj["spec"]["n"] == 13:
+            raise RuntimeError("unlucky")
+        return project(obj)
+
+    def fussy(change: Change[Value]) -> None:
+        seen(change)
+        if change.new and change.new[0] == "fussy":
+            raise RuntimeError("no")
+
+    api = FakeApi()
+    api.put(PODS, "bad", "a", spec={"n": 13})
+    async with running(api, project=picky, on_change=fussy) as rig:
+        await rig.watching()
+        rig.put("good", 1)
+        rig.put("fussy", 1)
+        uid = rig.put("turns", 1)
+        rig.put("turns", 13)
+        await rig.caught_up()
+        assert rig.reflector.items[uid] == ("turns", 1)  # the last good state
+        rig.api.expire_watches()
+        await rig.caught_up()
+        assert rig.reflector.items[uid] == ("turns", 1)
+        rig.put("turns", 2)
+        await rig.caught_up()
+        assert rig.reflector.items[uid] == ("turns", 2)
+        assert {name for name, _ in rig.reflector.items.values()} == {"good", "fussy", "turns", "marker"}
+    assert "project failed for a/bad" in caplog.text
+    assert not seen.wrong
+
+
+async def test_failures_back_off_and_a_good_watch_forgives(caplog: pytest.LogCaptureFixture) -> None:
+    api = FakeApi()
+    api.fail(status=500, watch=False, count=5)
+    async with running(api) as rig:
+        await rig.watching()
+        assert rig.backoff.asked == [1, 2, 3, 4, 5]
+        await rig.caught_up()
+        rig.api.fail(status=500, watch=True, count=2)
+        rig.api.drop_watches()
+        await rig.watching()
+        await rig.caught_up()
+        assert rig.backoff.asked[5:] == [1, 1, 2]  # lost, refused, refused
+        assert rig.reflector.last_error is None
+    assert "injected 500" in caplog.text
+
+
+async def test_a_server_that_ends_every_watch_at_once_is_not_hammered() -> None:
+    async with running(watch_seconds=0, backoff=Impatient(base=0.05, cap=0.4)) as rig:
+        await rig.reflector.synced.wait()
+        await asyncio.sleep(0.4)
+        assert rig.count(watch=True) < 40  # some 1000 without the backoff
+
+
+async def test_the_servers_wish_to_wait_is_honoured() -> None:
+    api = FakeApi()
+    api.fail(status=429, reason="TooManyRequests", headers={"Retry-After": "1"})
+    async with running(api) as rig:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(rig.reflector.synced.wait(), 0.6)
+        await asyncio.wait_for(rig.reflector.synced.wait(), 5)
+
+
+async def test_pages_that_always_expire_are_fetched_in_one_piece(caplog: pytest.LogCaptureFixture) -> None:
+    api = FakeApi()
+    for n in range(5):
+        api.put(PODS, f"p{n}", "a", spec={"n": n})
+    api.fail(status=410, reason="Expired", contains="continue=", count=100)
+    with caplog.at_level(logging.INFO):
+        async with running(api) as rig:
+            await asyncio.wait_for(rig.reflector.synced.wait(), 5)
+            assert len(rig.reflector.items) == 5
+    assert "list again" in caplog.text
+
+
+async def test_a_restored_backup_is_the_truth() -> None:
+    async with running() as rig:
+        await rig.watching()
+        rig.put("a", 1)
+        await rig.caught_up()
+        rig.seen.versions.clear()
+        rig.api.store.clear()
+        rig.api.history.clear()
+        rig.api.version = 90
+        too_large = (
+            b'{"type": "ERROR", "object": {"code": 504, "reason": "Timeout", '
+            b'"details": {"causes": [{"reason": "ResourceVersionTooLarge"}]}}}\n'
+        )
+        rig.api.send_raw(too_large)
+        async with asyncio.timeout(5):
+            while rig.reflector.items:
+                await asyncio.sleep(0.002)
+        assert rig.reflector.resource_version == 90
+        rig.seen.versions.clear()
+        await rig.caught_up()
+
+
+async def test_metadata_only_and_selectors() -> None:
+    def names(obj: dict[str, Any]) -> Value | None:
+        assert "spec" not in obj
+        return obj["metadata"]["name"], 0
+
+    async with running(metadata_only=True, label_selector="mine=yes", project=names) as rig:
+        await rig.watching()
+        rig.put("a", 1, labels={"mine": "yes"})
+        rig.put("b", 1)
+        rig.put("a", 1, labels={})
+        rig.put("a", 1, labels={"mine": "yes"})
+        assert await rig.reflector.wait_for(rig.api.version, 5)
+        assert rig.seen.kinds == ["added", "deleted", "added"]
+
+
+def test_backoff_is_jittered_and_capped() -> None:
+    backoff = Backoff()
+    for failures, top in ((1, 0.2), (3, 0.8), (50, 30.0), (10_000, 30.0)):
+        delays = [backoff.delay(failures) for _ in range(200)]
+        assert 0 <= min(delays) < top / 4 and top * 3 / 4 < max(delays) <= top
+
+
+# --- any sequence of events and accidents ---
+
+NAMES = st.sampled_from("abcde")
+STEPS = st.one_of(
+    st.tuples(st.just("put"), NAMES, st.integers(-1, 3)),
+    st.tuples(st.just("put"), NAMES, st.integers(-1, 3)),
+    st.tuples(st.just("remove"), NAMES),
+    st.tuples(st.just("label"), NAMES, st.booleans()),
+    st.tuples(st.just("pause"), st.sampled_from([0.0, 0.002, 0.01])),
+    st.tuples(
+        st.sampled_from(
+            ["compact", "drop", "expire", "bookmark", "garbage", "cut", "500 list", "410 page", "reset", "500 watch"]
+        )
+    ),
+)
+
+
+async def _live(steps: list[tuple[Any, ...]], gone_as_event: bool, selective: bool) -> None:
+    api = FakeApi(gone_as_event=gone_as_event)
+    accidents: dict[str, Callable[[], Any]] = {
+        "compact": api.compact,
+        "drop": api.drop_watches,
+        "expire": api.expire_watches,
+        "bookmark": lambda: api.bookmark(PODS),
+        "garbage": lambda: api.send_raw(b"\x00garbage\n"),
+        "cut": lambda: [api.send_raw(data) for data in (b'{"type":"MODIF', b"")],  # type: ignore[func-returns-value]
+        "500 list": lambda: api.fail(status=500, watch=False),
+        "410 page": lambda: api.fail(status=410, reason="Expired", contains="continue="),
+        "reset": lambda: api.fail("reset"),
+        "500 watch": lambda: api.fail(status=500, watch=True),
+    }
+    chosen: dict[str, Any] = {"label_selector": "mine=yes"} if selective else {}
+    async with running(api, **chosen) as rig:
+        labels: dict[str, str] = {"mine": "yes"}
+        for step, *args in steps:
+            key = ("a", args[0] if args else "")
+            old = api.objects(PODS).get(key)
+            if step == "put":
+                api.put(PODS, args[0], "a", spec={"n": args[1]}, metadata={} if old else {"labels": labels})
+            elif step == "label" and old:
+                api.put(PODS, args[0], "a", spec=old["spec"], metadata={"labels": labels if args[1] else {}})
+            elif step == "remove" and old:
+                rig.remove(args[0])
+            elif step == "pause":
+                await asyncio.sleep(args[0])
+            elif step in accidents:
+                accidents[step]()
+        api.put(PODS, "marker", "a", spec={"n": 1}, metadata={"labels": labels})
+        assert await rig.reflector.wait_for(api.version, 10), rig.reflector.last_error
+        truth = {
+            obj["metadata"]["uid"]: project(obj)
+            for obj in api.objects(PODS).values()
+            if project(obj) is not None and (not selective or obj["metadata"]["labels"])
+        }
+        assert dict(rig.reflector.items) == truth
+        assert rig.seen.state == truth
+        assert not rig.seen.wrong
+        assert set(rig.reflector._versions) == set(truth)
+        assert rig.reflector.resource_version == api.version
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(steps=st.lists(STEPS, max_size=30), gone_as_event=st.booleans(), selective=st.booleans())
+def test_whatever_happens_the_picture_is_the_truth(
+    steps: list[tuple[Any, ...]], gone_as_event: bool, selective: bool
+) -> None:
+    asyncio.run(_live(steps, gone_as_event, selective))
