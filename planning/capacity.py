@@ -1,0 +1,98 @@
+"""Decides what is free on every node: allocatable, less what all live pods ask for, less what berth has promised.
+
+For the placement round. A promise is counted in exactly one form at a time: as the assignment in flight until its Job
+is visible, as the Job until its pod is visible on the node, then as the pod; terminating pods still hold their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from planning.model import Assignment, JobView, NodeView, PodView, Resources, Snapshot
+
+
+@dataclass(slots=True)
+class Room:
+    """What is left on one node; may be below zero where others over-committed it."""
+
+    gpus: int
+    cpu_milli: int
+    memory: int
+    pods: int
+
+    def take(self, requests: Resources) -> None:
+        self.gpus -= requests.gpus
+        self.cpu_milli -= requests.cpu_milli
+        self.memory -= requests.memory
+        self.pods -= requests.pods
+
+    def holds(self, requests: Resources) -> bool:
+        return (
+            self.gpus >= requests.gpus
+            and self.cpu_milli >= requests.cpu_milli
+            and self.memory >= requests.memory
+            and self.pods >= requests.pods
+        )
+
+    def as_resources(self) -> Resources:
+        return Resources(max(self.gpus, 0), max(self.cpu_milli, 0), max(self.memory, 0), max(self.pods, 0))
+
+
+@dataclass(slots=True)
+class Belongings:
+    """Which Jobs and live pods each workload has: by (namespace, uid), so that no other namespace can pose as one."""
+
+    jobs: dict[tuple[str, str], list[JobView]] = field(default_factory=dict)
+    pods: dict[tuple[str, str], list[PodView]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, jobs: Iterable[JobView], pods: Iterable[PodView]) -> Belongings:
+        found = cls()
+        for job in jobs:
+            found.jobs.setdefault((job.namespace, job.workload_uid), []).append(job)
+        for pod in pods:
+            if pod.workload_uid:
+                found.pods.setdefault((pod.namespace, pod.workload_uid), []).append(pod)
+        return found
+
+    def bound(self, namespace: str, uid: str, job_name: str) -> bool:
+        """Whether a live pod of this Job is visible on a node: then the pod counts, and neither Job nor promise does."""
+        return any(pod.node and pod.job_name == job_name for pod in self.pods.get((namespace, uid), ()))
+
+    def visible(self, assignment: Assignment) -> bool:
+        """Whether the assignment's Job, or a later one, is visible."""
+        jobs = self.jobs.get((assignment.namespace, assignment.uid), ())
+        return any(job.attempt >= assignment.turn.attempt for job in jobs)
+
+
+def room(
+    snapshot: Snapshot, in_flight: Mapping[str, Assignment], belongings: Belongings | None = None
+) -> dict[str, Room]:
+    """What is left on each node, by name."""
+    mine = belongings or Belongings.of(snapshot.jobs, snapshot.pods)
+    left = {node.name: _whole(node) for node in snapshot.nodes}
+    for pod in snapshot.pods:
+        if pod.node in left:
+            left[pod.node].take(pod.requests)
+    for job in snapshot.jobs:
+        if job.node in left and not job.finished and not mine.bound(job.namespace, job.workload_uid, job.name):
+            left[job.node].take(job.requests)
+    for promise in in_flight.values():
+        if (
+            promise.node in left
+            and not mine.visible(promise)
+            and not mine.bound(promise.namespace, promise.uid, promise.job_name)
+        ):
+            left[promise.node].take(promise.requests)
+    return left
+
+
+def free(snapshot: Snapshot, in_flight: Mapping[str, Assignment]) -> dict[str, Resources]:
+    """`room` as values, for people and reports: what is free on each node, never below zero."""
+    return {name: left.as_resources() for name, left in room(snapshot, in_flight).items()}
+
+
+def _whole(node: NodeView) -> Room:
+    whole = node.allocatable
+    return Room(whole.gpus, whole.cpu_milli, whole.memory, whole.pods)

@@ -1,0 +1,269 @@
+"""Decides which nodes may hold a request, and explains to a person why none does: now, or ever.
+
+For the placement round. What a node says for itself (ready, cordon, taints, labels) is separated from what is free on
+it, because the first is the same for all requests of one shape and is looked at once a round.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from planning.model import NodeView, Resources, Taint
+
+NO_SCHEDULE = ("NoSchedule", "NoExecute")
+# taints that follow a node's condition: they come and go by themselves
+_CONDITION_TAINTS = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
+
+
+@dataclass(frozen=True, slots=True)
+class TolerationView:
+    key: str
+    operator: str
+    value: str
+    effect: str
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """One expression of a node affinity; `field` is True for matchFields."""
+
+    key: str
+    operator: str
+    values: tuple[str, ...]
+    field: bool = False
+
+
+NodeTerm = tuple[Requirement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Constraints:
+    """Which nodes a request allows, whatever is free on them."""
+
+    selector: tuple[tuple[str, str], ...] = ()
+    tolerations: tuple[TolerationView, ...] = ()
+    affinity: tuple[NodeTerm, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """All that placement needs to know of a request: two workloads of one shape fit the same nodes."""
+
+    requests: Resources
+    constraints: Constraints = Constraints()
+
+
+def tolerates(tolerations: Iterable[TolerationView], taint: Taint) -> bool:
+    """Whether one of the tolerations covers the taint (as k8s.io/api Toleration.ToleratesTaint)."""
+    for toleration in tolerations:
+        if toleration.effect and toleration.effect != taint.effect:
+            continue
+        if toleration.key and toleration.key != taint.key:
+            continue
+        if toleration.operator == "Exists" or (toleration.key and toleration.value == taint.value):
+            return True
+    return False
+
+
+def matches(requirement: Requirement, node: NodeView) -> bool:
+    """Whether the node satisfies one expression; an unknown operator or field is never satisfied."""
+    if requirement.field:
+        have = node.name if requirement.key == "metadata.name" else None
+        if have is None or requirement.operator not in ("In", "NotIn"):
+            return False
+    else:
+        have = node.labels.get(requirement.key)
+    match requirement.operator:
+        case "In":
+            return have is not None and have in requirement.values
+        case "NotIn":
+            return have is None or have not in requirement.values
+        case "Exists":
+            return have is not None
+        case "DoesNotExist":
+            return have is None
+        case "Gt" | "Lt":
+            bound, number = _integer(requirement.values[0] if len(requirement.values) == 1 else ""), _integer(have)
+            if bound is None or number is None:
+                return False
+            return number > bound if requirement.operator == "Gt" else number < bound
+    return False
+
+
+def affine(constraints: Constraints, node: NodeView) -> str:
+    """'' if labels and name of the node suit, else what does not: 'its nodeSelector' or 'its node affinity'."""
+    labels = node.labels
+    for key, value in constraints.selector:
+        if labels.get(key) != value:
+            return "its nodeSelector"
+    if constraints.affinity is not None and not any(
+        term and all(matches(requirement, node) for requirement in term) for term in constraints.affinity
+    ):
+        return "its node affinity"
+    return ""
+
+
+def repelling_taint(constraints: Constraints, node: NodeView, *, lasting: bool = False) -> Taint | None:
+    """The first taint that keeps the request off the node; `lasting` leaves out those of a passing condition."""
+    for taint in node.taints:
+        if taint.effect not in NO_SCHEDULE or (lasting and taint.key.startswith(_CONDITION_TAINTS)):
+            continue
+        if not tolerates(constraints.tolerations, taint):
+            return taint
+    return None
+
+
+def refusal(constraints: Constraints, node: NodeView) -> str:
+    """'' if the node takes such requests now, else why not; the first reason a person would give."""
+    wrong = affine(constraints, node)
+    if wrong:
+        return f"not matched by {wrong}"
+    if node.out_of_service:
+        return "out of service"
+    if not node.ready:
+        return "not ready"
+    if node.unschedulable and not tolerates(
+        constraints.tolerations, Taint("node.kubernetes.io/unschedulable", "", "NoSchedule")
+    ):
+        return "cordoned"
+    taint = repelling_taint(constraints, node)
+    return f"tainted {show_taint(taint)}" if taint else ""
+
+
+def show_taint(taint: Taint) -> str:
+    """A taint as kubectl writes it."""
+    return f"{taint.key}={taint.value}:{taint.effect}" if taint.value else f"{taint.key}:{taint.effect}"
+
+
+def lacking(need: Resources, free: Resources) -> str:
+    """'' if `need` fits into `free`, else the first thing missing: GPUs, CPU, memory or pods."""
+    if need.gpus > free.gpus:
+        return "GPUs"
+    if need.cpu_milli > free.cpu_milli:
+        return "CPU"
+    if need.memory > free.memory:
+        return "memory"
+    if need.pods > free.pods:
+        return "pods"
+    return ""
+
+
+def able_when_empty(shape: Shape, node: NodeView) -> bool:
+    """Whether the node could hold the request if nothing else ran there.
+
+    A cordoned or unready node counts, and so does one whose GPUs are expected back: they may come back by themselves.
+    """
+    if affine(shape.constraints, node) or repelling_taint(shape.constraints, node, lasting=True):
+        return False
+    need, whole = shape.requests, node.allocatable
+    if need.gpus > max(whole.gpus, node.gpus_expected):
+        return False
+    if not node.ready and whole.cpu_milli == 0 and whole.memory == 0:
+        return True  # a node that never reported: nothing is known against it
+    return need.cpu_milli <= whole.cpu_milli and need.memory <= whole.memory and need.pods <= whole.pods
+
+
+def explain_never(shape: Shape, nodes: Sequence[NodeView]) -> str:
+    """Why no node could hold the request even empty, for a person."""
+    need = shape.requests
+    if not nodes:
+        return f"there is no node in the cluster; it needs {_gpus(need.gpus)}"
+    suited = [node for node in nodes if not affine(shape.constraints, node)]
+    if not suited:
+        causes = Counter(affine(shape.constraints, node) for node in nodes)
+        return f"none of {_nodes(len(nodes))} is matched by {causes.most_common(1)[0][0]}"
+    open_to = [node for node in suited if repelling_taint(shape.constraints, node, lasting=True) is None]
+    if not open_to:
+        taints = Counter(_taint_of(shape.constraints, node) for node in suited)
+        return f"all {_nodes(len(suited))} that could be meant carry a taint it does not tolerate: {_top(taints)}"
+    left_out = _left_out(len(nodes), len(suited), len(open_to))
+    largest = max(max(node.allocatable.gpus, node.gpus_expected) for node in open_to)
+    if largest < need.gpus:
+        gaps = Counter(node.gpu_gap for node in open_to if node.gpu_gap)
+        text = f"no node has {_gpus(need.gpus)}; the largest{left_out} has {largest}"
+        return text + (f" ({_top(gaps)})" if gaps else "")
+    enough = [node for node in open_to if max(node.allocatable.gpus, node.gpus_expected) >= need.gpus]
+    causes = Counter(lacking(_without_gpus(need), node.allocatable) for node in enough)
+    most = causes.most_common(1)[0][0]
+    return (
+        f"{len(enough)} of {_nodes(len(nodes))} have {_gpus(need.gpus)}, but none has enough {most} even when empty: "
+        f"it needs {_amount(most, need)}, the largest{left_out} has {_amount(most, _largest(enough, most))}"
+    )
+
+
+def explain_now(shape: Shape, nodes: Sequence[NodeView], free: Mapping[str, Resources]) -> str:
+    """Why no node holds the request now although one could, for a person. `free` is by node name."""
+    need = shape.requests
+    large = [node for node in nodes if max(node.allocatable.gpus, node.gpus_expected) >= need.gpus]
+    causes: Counter[str] = Counter()
+    for node in large:
+        why = refusal(shape.constraints, node)
+        if not why and node.allocatable.gpus < need.gpus:
+            why = node.gpu_gap or "without its GPUs"
+        causes[why or f"short of free {lacking(need, free[node.name]) or 'room'}"] += 1
+    text = f"needs {_gpus(need.gpus)} on one node; {len(large)} of {_nodes(len(nodes))} {_have(len(large))} {need.gpus}"
+    short = causes.get("short of free GPUs", 0)
+    if short == len(large):
+        return f"{text}, none has {need.gpus} free now"
+    return f"{text}, none can take it now: {_top(causes)}"
+
+
+def _taint_of(constraints: Constraints, node: NodeView) -> str:
+    taint = repelling_taint(constraints, node, lasting=True)
+    return show_taint(taint) if taint else ""
+
+
+def _left_out(total: int, suited: int, open_to: int) -> str:
+    if open_to == total:
+        return ""
+    parts = []
+    if suited < total:
+        parts.append(f"{total - suited} not selected")
+    if open_to < suited:
+        parts.append(f"{suited - open_to} tainted")
+    return f" of the {_nodes(open_to)} it may use ({', '.join(parts)})"
+
+
+def _top(causes: Counter[str]) -> str:
+    """`12 cordoned, 3 not ready`: the most frequent causes first, at most four."""
+    ranked = sorted(causes.items(), key=lambda item: (-item[1], item[0]))
+    shown = ", ".join(f"{count} {cause}" for cause, count in ranked[:4])
+    return shown + (f", {sum(count for _, count in ranked[4:])} otherwise" if len(ranked) > 4 else "")
+
+
+def _without_gpus(need: Resources) -> Resources:
+    return Resources(0, need.cpu_milli, need.memory, need.pods)
+
+
+def _largest(nodes: Iterable[NodeView], what: str) -> Resources:
+    key = {"CPU": "cpu_milli", "memory": "memory"}.get(what, "pods")
+    return max((node.allocatable for node in nodes), key=lambda whole: int(getattr(whole, key)))
+
+
+def _amount(what: str, resources: Resources) -> str:
+    if what == "CPU":
+        return f"{resources.cpu_milli / 1000:g} CPU"
+    if what == "memory":
+        return f"{resources.memory / 2**30:.1f} GiB"
+    return f"{resources.pods} pod(s)"
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU" if count == 1 else f"{count} GPUs"
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node" if count == 1 else f"{count} nodes"
+
+
+def _have(count: int) -> str:
+    return "has" if count == 1 else "have"
+
+
+def _integer(text: str | None) -> int | None:
+    try:
+        return int(text) if text is not None and len(text) <= 20 else None
+    except ValueError:
+        return None

@@ -1,0 +1,252 @@
+"""Decides what the Job of a GPUWorkload looks like, and what of it placement must know beforehand.
+
+For the activity that creates Jobs. A Job is pinned to its node by affinity, so that the kube-scheduler still checks
+everything; it never retries by itself and is never removed by itself, because berth counts retries and records outcomes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from crds.gpuworkload import API_VERSION, KIND, ContainerResources, GPUWorkloadSpec
+from crds.settings import Settings
+from planning import naming
+from planning.filters import Constraints, Shape, TolerationView
+from planning.model import Assignment, Resources, Turn, WorkloadView
+from planning.podspecs import (
+    container_requests,
+    mapping,
+    mappings,
+    node_terms,
+    pod_requests,
+    resources_of,
+    selector,
+    text,
+    tolerations,
+)
+from planning.quantities import quantity
+from planning.views import requests_text
+
+Manifest = dict[str, Any]
+
+
+def refusal(spec: GPUWorkloadSpec, settings: Settings) -> str:
+    """'' if a Job can be made of this spec, else where and why not, for a person."""
+    gpu = settings.gpu_resource
+    if spec.resources is not None and (gpu in spec.resources.requests or gpu in spec.resources.limits):
+        return f"spec.resources: GPUs are asked for by gpuCount; remove {gpu}"
+    return _template_refusal(spec, settings) if spec.template is not None else ""
+
+
+def requests_of(spec: GPUWorkloadSpec, settings: Settings) -> Resources:
+    """What the pod of this spec will ask for, in planning's units."""
+    return resources_of(pod_requests(_pod_spec(spec, settings)), settings.gpu_resource)
+
+
+def shape_of(spec: GPUWorkloadSpec, settings: Settings) -> Shape:
+    """All that decides where this spec fits."""
+    gpu_taint = TolerationView(settings.gpu_resource, "Exists", "", "NoSchedule")
+    if spec.template is None:
+        asked = _simple_requests(spec.resources)
+        asked[settings.gpu_resource] = spec.gpu_count
+        tolerated = tuple(
+            TolerationView(item.key, item.operator, item.value, item.effect) for item in spec.tolerations or ()
+        )
+        chosen = tuple(sorted((spec.node_selector or {}).items()))
+        return Shape(resources_of(asked, settings.gpu_resource), Constraints(chosen, (*tolerated, gpu_taint)))
+    pod = _pod_spec(spec, settings)
+    return Shape(
+        resources_of(pod_requests(pod), settings.gpu_resource),
+        Constraints(
+            selector(pod.get("nodeSelector")), tolerations(pod.get("tolerations")), node_terms(pod.get("affinity"))
+        ),
+    )
+
+
+def job_manifest(workload: WorkloadView, assignment: Assignment, settings: Settings) -> Manifest:
+    """The Job for this assignment, complete; ValueError if no Job can be made of the spec."""
+    manifest = _manifest(workload, assignment.turn, assignment.strategy, settings)
+    manifest["metadata"]["name"] = assignment.job_name
+    manifest["metadata"]["annotations"] |= {
+        naming.NODE_ANNOTATION: assignment.node,
+        naming.REQUESTS_ANNOTATION: requests_text(assignment.requests),
+    }
+    _pin(manifest["spec"]["template"]["spec"], assignment.node)
+    return manifest
+
+
+def examination_manifest(workload: WorkloadView, settings: Settings) -> Manifest:
+    """The same Job without a node, for a dry run by which the API server checks a template."""
+    manifest = _manifest(workload, Turn(), "", settings)
+    manifest["metadata"]["generateName"] = naming.job_name(workload.name, workload.uid, 0)[:50].rstrip("-") + "-"
+    return manifest
+
+
+def _manifest(workload: WorkloadView, turn: Turn, strategy: str, settings: Settings) -> Manifest:
+    spec = workload.spec
+    if spec is None:
+        raise ValueError(workload.invalid or "the spec is not valid")
+    refused = refusal(spec, settings)
+    if refused:
+        raise ValueError(refused)
+    labels = naming.workload_labels(workload.name, workload.uid, spec.model_name, turn.attempt)
+    annotations = {
+        naming.CREATED_BY_ANNOTATION: naming.CREATED_BY,
+        naming.MODEL_NAME_ANNOTATION: spec.model_name,
+        naming.RETRIES_ANNOTATION: str(turn.retries),
+        naming.STRATEGY_ANNOTATION: strategy,
+    }
+    given = mapping((spec.template or {}).get("metadata"))
+    metadata: Manifest = {
+        "labels": {**mapping(given.get("labels")), **labels},
+        "annotations": {**mapping(given.get("annotations")), naming.MODEL_NAME_ANNOTATION: spec.model_name},
+    }
+    job: Manifest = {
+        "backoffLimit": 0,
+        "completions": 1,
+        "parallelism": 1,
+        "podReplacementPolicy": "Failed",
+        "podFailurePolicy": {
+            "rules": [
+                {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+            ]
+        },
+        "template": {"metadata": metadata, "spec": _pod_spec(spec, settings)},
+    }
+    if spec.active_deadline_seconds is not None:
+        job["activeDeadlineSeconds"] = spec.active_deadline_seconds
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {
+            "namespace": workload.namespace,
+            "labels": labels,
+            "annotations": annotations,
+            "ownerReferences": [
+                {
+                    "apiVersion": API_VERSION,
+                    "kind": KIND,
+                    "name": workload.name,
+                    "uid": workload.uid,
+                    "controller": True,
+                    "blockOwnerDeletion": True,
+                }
+            ],
+        },
+        "spec": job,
+    }
+
+
+def _pod_spec(spec: GPUWorkloadSpec, settings: Settings) -> Manifest:
+    """The pod spec without a node. From a template every field is kept but those that berth answers for."""
+    gpu, count = settings.gpu_resource, str(spec.gpu_count)
+    if spec.template is None:
+        container: Manifest = {"name": naming.CONTAINER, "image": spec.image or settings.default_image}
+        resources = spec.resources or ContainerResources()
+        container["resources"] = {"limits": {**resources.limits, gpu: count}, "requests": dict(resources.requests)}
+        given = [item.model_dump(by_alias=True, exclude_none=True) for item in spec.env or ()]
+        container["env"] = given
+        command, arguments = spec.command, spec.args
+        if spec.image is None and command is None and arguments is None:
+            command, arguments = settings.default_command, settings.default_args
+        if command:
+            container["command"] = list(command)
+        if arguments:
+            container["args"] = list(arguments)
+        pod: Manifest = {"containers": [container]}
+    else:
+        pod = _copy(mapping(spec.template.get("spec")))
+        if _asked_gpus(pod, gpu) == 0:
+            first = pod["containers"][0]
+            resources_of_first = {**mapping(first.get("resources"))}
+            resources_of_first["limits"] = {**mapping(resources_of_first.get("limits")), gpu: count}
+            if gpu in mapping(resources_of_first.get("requests")):
+                resources_of_first["requests"] = {**mapping(resources_of_first.get("requests")), gpu: count}
+            first["resources"] = resources_of_first
+    for container in pod["containers"]:
+        _tell_what_it_is(container, spec)
+    pod["restartPolicy"] = "Never"  # podFailurePolicy demands it, and a second run would be a retry nobody counted
+    if spec.node_selector:
+        pod["nodeSelector"] = {**mapping(pod.get("nodeSelector")), **spec.node_selector}
+    own = [item.model_dump(by_alias=True, exclude_defaults=True) for item in spec.tolerations or ()]
+    gpu_taint = {"key": gpu, "operator": "Exists", "effect": "NoSchedule"}  # as ExtendedResourceToleration would add
+    pod["tolerations"] = [*mappings(pod.get("tolerations")), *own, gpu_taint]
+    return pod
+
+
+def _tell_what_it_is(container: Manifest, spec: GPUWorkloadSpec) -> None:
+    """MODEL_NAME and GPU_COUNT unless the person set them, and last words that outlive the container."""
+    given = container.get("env")
+    env = list(given) if isinstance(given, list) else []
+    named = {text(item.get("name")) for item in mappings(env)}
+    told = {"MODEL_NAME": spec.model_name, "GPU_COUNT": str(spec.gpu_count)}
+    container["env"] = [{"name": key, "value": value} for key, value in told.items() if key not in named] + env
+    container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
+
+
+def _pin(pod: Manifest, node: str) -> None:
+    """Require the node by name, in addition to whatever node affinity there is: every term gets the requirement."""
+    pin = {"key": "metadata.name", "operator": "In", "values": [node]}
+    affinity = {**mapping(pod.get("affinity"))}
+    node_affinity = {**mapping(affinity.get("nodeAffinity"))}
+    key = "requiredDuringSchedulingIgnoredDuringExecution"
+    terms = [dict(term) for term in mappings(mapping(node_affinity.get(key)).get("nodeSelectorTerms"))]
+    if isinstance(node_affinity.get(key), Mapping):
+        for term in terms:
+            if term.get("matchExpressions") or term.get("matchFields"):  # an empty term matches nothing, and stays so
+                term["matchFields"] = [*mappings(term.get("matchFields")), pin]
+    else:
+        terms = [{"matchFields": [pin]}]
+    node_affinity[key] = {"nodeSelectorTerms": terms}
+    affinity["nodeAffinity"] = node_affinity
+    pod["affinity"] = affinity
+
+
+def _template_refusal(spec: GPUWorkloadSpec, settings: Settings) -> str:
+    """What in a template contradicts the rest of the spec, or takes a decision that is berth's."""
+    pod, gpu = mapping((spec.template or {}).get("spec")), settings.gpu_resource
+    if pod.get("nodeName"):
+        return "spec.template.spec.nodeName: berth chooses the node; use nodeSelector or node affinity"
+    if text(pod.get("restartPolicy")) not in ("", "Never"):
+        return "spec.template.spec.restartPolicy: must be Never; berth's own retryPolicy decides on retries"
+    both = mapping(pod.get("nodeSelector"))
+    for key, value in (spec.node_selector or {}).items():
+        if key in both and both[key] != value:
+            return f"spec.nodeSelector: {key} contradicts the template's nodeSelector"
+    for place in ("containers", "initContainers"):
+        for index, container in enumerate(mappings(pod.get(place))):
+            for kind in ("limits", "requests"):
+                value = mapping(mapping(container.get("resources")).get(kind)).get(gpu, 0)
+                path = f"spec.template.spec.{place}[{index}].resources.{kind}: {gpu}"
+                try:
+                    number = quantity(value)
+                except ValueError:
+                    return f"{path} is not a quantity"
+                if number < 0 or number != number.to_integral_value():
+                    return f"{path} must be a whole number of GPUs"
+    asked = _asked_gpus(pod, gpu)
+    if asked not in (0, spec.gpu_count):
+        return f"spec.template: its containers ask for {asked} {gpu} in all, but gpuCount is {spec.gpu_count}"
+    effective = requests_of(spec, settings).gpus
+    if effective != spec.gpu_count:
+        return f"spec.template: its init containers ask for {effective} {gpu}, but gpuCount is {spec.gpu_count}"
+    return ""
+
+
+def _asked_gpus(pod: Mapping[str, Any], gpu: str) -> int:
+    """GPUs that containers and sidecars ask for."""
+    sidecars = (item for item in mappings(pod.get("initContainers")) if item.get("restartPolicy") == "Always")
+    return sum(container_requests(item).get(gpu, 0) for item in (*mappings(pod.get("containers")), *sidecars))
+
+
+def _simple_requests(resources: ContainerResources | None) -> dict[str, int]:
+    if resources is None:
+        return {}
+    return container_requests({"resources": {"limits": resources.limits, "requests": resources.requests}})
+
+
+def _copy(value: Mapping[str, Any]) -> Manifest:
+    copied: Manifest = json.loads(json.dumps(value))
+    return copied

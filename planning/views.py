@@ -1,0 +1,231 @@
+"""Turns Kubernetes objects into the small values that planning works on; for the caches of activities and controller.
+
+Nothing here raises, whatever the object: what cannot be read counts as absent, and a GPUWorkload that the models
+refuse becomes a view that says where and why. Nothing large is kept.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from crds.gpuworkload import GPUWorkloadSpec, serialised_size
+from planning.model import JobView, NodeView, PodView, Resources, Taint, WorkloadView
+from planning.naming import (
+    ATTEMPT_LABEL,
+    FINALIZER,
+    NODE_ANNOTATION,
+    REQUESTS_ANNOTATION,
+    RETRIES_ANNOTATION,
+    STRATEGY_ANNOTATION,
+    WORKLOAD_UID_LABEL,
+)
+from planning.podspecs import mapping, mappings, pod_requests, resources_of, text
+from planning.quantities import amounts, quantity, whole
+
+__all__ = ["job_view", "node_view", "pod_view", "quantity", "workload_view"]
+
+_STATUS_LIMIT = 64 * 1024
+_MESSAGE_LIMIT = 1024
+_LARGEST = 2**31 - 1
+
+
+def node_view(raw: object, gpu_resource: str) -> NodeView:
+    """A node. Its allocatable GPUs alone count; capacity and labels only tell why there are none."""
+    node = mapping(raw)
+    meta, spec, status = mapping(node.get("metadata")), mapping(node.get("spec")), mapping(node.get("status"))
+    ready, since = False, None
+    for condition in mappings(status.get("conditions")):
+        if condition.get("type") == "Ready":
+            ready = condition.get("status") == "True"
+            since = None if ready else _seconds(condition.get("lastTransitionTime"))
+    labels = {str(key): value for key, value in mapping(meta.get("labels")).items() if isinstance(value, str)}
+    allocatable = amounts(status.get("allocatable"))
+    capacity = whole(mapping(status.get("capacity")).get(gpu_resource))
+    gpus = allocatable.get(gpu_resource, 0)
+    gap, expected = _gpu_gap(gpus, capacity, labels, gpu_resource)
+    return NodeView(
+        name=text(meta.get("name")),
+        uid=text(meta.get("uid")),
+        resource_version=_integer(meta.get("resourceVersion")),
+        ready=ready,
+        unschedulable=spec.get("unschedulable") is True,
+        taints=tuple(
+            Taint(text(taint.get("key")), text(taint.get("value")), text(taint.get("effect")))
+            for taint in mappings(spec.get("taints"))
+        ),
+        labels=labels,
+        allocatable=Resources(
+            gpus, allocatable.get("cpu", 0), allocatable.get("memory", 0), allocatable.get("pods", 0)
+        ),
+        gpu_gap=gap,
+        gpus_expected=expected,
+        not_ready_since=since,
+    )
+
+
+def pod_view(raw: object, gpu_resource: str) -> PodView | None:
+    """A live pod; None when it has ended (Succeeded or Failed), for then it holds nothing."""
+    pod = mapping(raw)
+    meta, spec, status = mapping(pod.get("metadata")), mapping(pod.get("spec")), mapping(pod.get("status"))
+    phase = status.get("phase")
+    if not meta or phase in ("Succeeded", "Failed"):
+        return None
+    labels = mapping(meta.get("labels"))
+    blocked = ""
+    if not spec.get("nodeName"):
+        for condition in mappings(status.get("conditions")):
+            if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+                blocked = (text(condition.get("message")) or text(condition.get("reason")))[:_MESSAGE_LIMIT]
+    return PodView(
+        uid=text(meta.get("uid")),
+        namespace=text(meta.get("namespace")),
+        name=text(meta.get("name")),
+        resource_version=_integer(meta.get("resourceVersion")),
+        node=text(spec.get("nodeName")),
+        requests=resources_of(pod_requests(spec), gpu_resource),
+        workload_uid=text(labels.get(WORKLOAD_UID_LABEL)),
+        job_name=_job_of(meta, labels),
+        terminating=meta.get("deletionTimestamp") is not None,
+        running=phase == "Running",
+        blocked=blocked,
+    )
+
+
+def job_view(raw: object) -> JobView | None:
+    """A Job that berth made, read back from its own labels and annotations; None for any other Job."""
+    job = mapping(raw)
+    meta, spec, status = mapping(job.get("metadata")), mapping(job.get("spec")), mapping(job.get("status"))
+    labels, annotations = mapping(meta.get("labels")), mapping(meta.get("annotations"))
+    workload_uid = text(labels.get(WORKLOAD_UID_LABEL))
+    if not workload_uid:
+        return None
+    finished, finished_at, reason, message = "", None, "", ""
+    for condition in mappings(status.get("conditions")):
+        if condition.get("type") in ("Complete", "Failed") and condition.get("status") == "True":
+            finished = text(condition.get("type"))
+            finished_at = _seconds(condition.get("lastTransitionTime"))
+            reason = text(condition.get("reason"))[:256]
+            message = text(condition.get("message"))[:_MESSAGE_LIMIT]
+            break
+    deadline = spec.get("activeDeadlineSeconds")
+    return JobView(
+        uid=text(meta.get("uid")),
+        namespace=text(meta.get("namespace")),
+        name=text(meta.get("name")),
+        resource_version=_integer(meta.get("resourceVersion")),
+        workload_uid=workload_uid,
+        attempt=_integer(labels.get(ATTEMPT_LABEL)),
+        retries=_integer(annotations.get(RETRIES_ANNOTATION)),
+        node=text(annotations.get(NODE_ANNOTATION)),
+        requests=_job_requests(annotations.get(REQUESTS_ANNOTATION), mapping(spec.get("template")).get("spec")),
+        created=_seconds(meta.get("creationTimestamp")) or 0.0,
+        started=_seconds(status.get("startTime")),
+        ready=_integer(status.get("ready")) > 0,
+        finished=finished,
+        finished_at=finished_at,
+        reason=reason,
+        message=message,
+        deleting=meta.get("deletionTimestamp") is not None,
+        active_deadline=deadline if isinstance(deadline, int) and not isinstance(deadline, bool) else None,
+        active=_integer(status.get("active")),
+        strategy=text(annotations.get(STRATEGY_ANNOTATION))[:63],
+    )
+
+
+def workload_view(raw: object) -> WorkloadView:
+    """A GPUWorkload. An invalid or oversized spec is not kept: `spec` is None and `invalid` tells where and why."""
+    workload = mapping(raw)
+    meta, status = mapping(workload.get("metadata")), mapping(workload.get("status"))
+    spec, invalid = GPUWorkloadSpec.parse(workload.get("spec"))
+    finalizers = meta.get("finalizers")
+    if status and serialised_size(status, _STATUS_LIMIT) > _STATUS_LIMIT:
+        status = {"phase": text(status.get("phase"))[:32]}  # somebody else wrote this; a tombstone stays one
+    return WorkloadView(
+        uid=text(meta.get("uid")),
+        namespace=text(meta.get("namespace")),
+        name=text(meta.get("name")),
+        resource_version=_integer(meta.get("resourceVersion")),
+        generation=_integer(meta.get("generation")),
+        created=_seconds(meta.get("creationTimestamp")) or 0.0,
+        spec=spec,
+        invalid=invalid,
+        deleting=meta.get("deletionTimestamp") is not None,
+        finalizer=isinstance(finalizers, list | tuple) and FINALIZER in finalizers,
+        status=status,
+    )
+
+
+def requests_text(requests: Resources) -> str:
+    """Requests as a Job's annotation holds them."""
+    return json.dumps(
+        {"gpus": requests.gpus, "cpuMilli": requests.cpu_milli, "memory": requests.memory, "pods": requests.pods},
+        separators=(",", ":"),
+    )
+
+
+def _job_requests(annotation: object, pod_spec: object) -> Resources:
+    """What the Job's pod asks for: from the annotation, or (if somebody damaged that) from its pod template."""
+    try:
+        found = json.loads(annotation) if isinstance(annotation, str) and len(annotation) < 1024 else None
+    except (ValueError, RecursionError):
+        found = None
+    if isinstance(found, dict):
+        values = [found.get(key) for key in ("gpus", "cpuMilli", "memory", "pods")]
+        if all(isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63 for value in values):
+            return Resources(*(int(value) for value in values if isinstance(value, int)))
+    asked = pod_requests(pod_spec)
+    gpus = sum(value for name, value in asked.items() if name.endswith("/gpu"))
+    return Resources(gpus, asked.get("cpu", 0), asked.get("memory", 0), 1)
+
+
+def _gpu_gap(gpus: int, capacity: int, labels: Mapping[str, str], gpu_resource: str) -> tuple[str, int]:
+    """Why a GPU node offers no GPU, and how many to expect; ('', 0) when it offers some or has none."""
+    if gpus > 0:
+        return "", 0
+    if capacity > 0:
+        return (
+            f"capacity shows {capacity} GPUs but allocatable 0: the device plugin is not ready or all are unhealthy",
+            capacity,
+        )
+    count = labels.get(f"{gpu_resource}.count", "")
+    expected = int(count) if count.isdecimal() and len(count) <= 3 else 0
+    if expected > 0:
+        return f"label {gpu_resource}.count={count} but no GPU is registered: no device plugin runs there", expected
+    for label in (gpu_resource, f"{gpu_resource}.present"):
+        value = labels.get(label, "")
+        if value and value.lower() not in ("false", "0"):
+            return f"label {label}={value} but no GPU is registered: no device plugin runs there", 0
+    return "", 0
+
+
+def _job_of(meta: Mapping[str, Any], labels: Mapping[str, Any]) -> str:
+    """The Job that made a pod: by its owner reference, else by the Job controller's label."""
+    for owner in mappings(meta.get("ownerReferences")):
+        if owner.get("kind") == "Job" and owner.get("controller") is True:
+            return text(owner.get("name"))
+    return text(labels.get("batch.kubernetes.io/job-name")) or text(labels.get("job-name"))
+
+
+def _integer(value: object) -> int:
+    """A non-negative integer out of an integer or its digits; 0 for all else."""
+    if isinstance(value, bool):
+        return 0
+    if isinstance(value, int):
+        return max(value, 0)
+    if isinstance(value, str) and value.isdecimal() and value.isascii() and len(value) <= 20:
+        return int(value)
+    return 0
+
+
+def _seconds(value: object) -> float | None:
+    """Seconds since the epoch of an RFC 3339 time; None if it is none."""
+    if not isinstance(value, str) or len(value) > 64:
+        return None
+    try:
+        moment = datetime.fromisoformat(value)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return None
