@@ -21,13 +21,11 @@ from kube.reflector import Change, Reflector
 from kube.resources import CONFIGMAPS, GPUWORKLOADS, JOBS, NAMESPACES, NODES, PODS
 from planning import views
 from planning.model import Defaults, JobView, NodeView, PodView, Snapshot, WorkloadView
-from planning.naming import SELECTOR
+from planning.naming import JOB_SELECTOR, STRATEGY_ANNOTATION
 
 log = logging.getLogger(__name__)
 
 LIVE_PODS = "status.phase!=Succeeded,status.phase!=Failed"
-# On a Namespace: the strategy of its workloads that name none.
-NAMESPACE_STRATEGY = "gpu.warp.dev/default-strategy"
 
 V = TypeVar("V")
 
@@ -71,7 +69,7 @@ class ClusterCache:
             client,
             JOBS,
             project=views.job_view,
-            label_selector=SELECTOR,
+            label_selector=JOB_SELECTOR,
             on_change=self._job_changed,
         )
         self.workloads: Reflector[WorkloadView] = Reflector(client, GPUWORKLOADS, project=views.workload_view)
@@ -185,4 +183,4 @@ class ClusterCache:
 
 def _namespace_strategy(raw: dict[str, Any]) -> tuple[str, str]:
     meta = raw.get("metadata") or {}
-    return str(meta.get("name", "")), str((meta.get("annotations") or {}).get(NAMESPACE_STRATEGY, ""))
+    return str(meta.get("name", "")), str((meta.get("annotations") or {}).get(STRATEGY_ANNOTATION, ""))

@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
+from kube.events import EventRecorder
 from opentelemetry import metrics, trace
 from temporalio import activity
 from temporalio.client import Client
@@ -21,7 +22,6 @@ from activities.signatures import CARRY_OUT, TASK_QUEUE, CarriedOut, WorkloadRef
 from activities.writes import add_finalizer, delete_job, reference, write_status
 from kube.client import KubeClient
 from kube.errors import AlreadyExists, KubeError, NotFound, Unauthorized, Unavailable
-from kube.events import EventRecorder
 from kube.resources import JOBS
 from planning import jobs, status
 from planning.lifecycle import JOB_REFUSED

@@ -6,11 +6,11 @@ import asyncio
 import time
 
 from opentelemetry import metrics
+from planning.placement import decide
 from temporalio import activity
 
 from activities.cache import ClusterCache, StaleCacheError
 from activities.signatures import DECIDE, DecideRequest, DecideResult
-from planning.placement import decide
 
 _meter = metrics.get_meter("berth.worker")
 _queued = _meter.create_gauge("berth_queue_depth", description="GPUWorkloads waiting for a place after the last round")

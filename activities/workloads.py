@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from kube.events import EventRecorder
 from opentelemetry import metrics
 from temporalio import activity
 from temporalio.client import Client
@@ -17,12 +18,12 @@ from activities.signatures import FOLLOW, HAND_BACK, TASK_QUEUE, Followed, Follo
 from activities.writes import delete_job, reference, remove_finalizer, write_status
 from kube.client import KubeClient
 from kube.errors import NotFound
-from kube.events import EventRecorder
 from kube.resources import GPUWORKLOADS, JOBS, PODS
 from planning import status
+from planning.failures import failure_detail
 from planning.lifecycle import FailureDetail, Observation, Step, next_step
 from planning.model import JobView, Turn, WorkloadView
-from planning.views import failure_detail, workload_view
+from planning.views import workload_view
 from workflows.messages import PlacementState, Requeue, placement_attributes, placement_id
 
 CATCH_UP = 3.0

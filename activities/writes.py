@@ -1,4 +1,6 @@
-"""The few writes that activities make to workloads and Jobs, each safe to repeat and bound to the version it was made for."""
+"""The few writes that activities make to workloads and Jobs: each is safe to repeat, and bound to the version that was
+looked at, so that a late writer never undoes a newer truth.
+"""
 
 from __future__ import annotations
 

@@ -7,13 +7,13 @@ import logging
 import os
 import uuid
 
+from kube.lease import LeaderElector, LeadershipLost
 from temporalio.client import Client
 
 from berth.process import ProcessOptions, connect_temporal, run_process, serve_http
 from controller.app import Controller
 from crds.settings import SETTINGS_NAMESPACE
 from kube.client import KubeClient
-from kube.lease import LeaderElector, LeadershipLost
 
 log = logging.getLogger(__name__)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from pathlib import Path
 from typing import Any
@@ -50,10 +51,8 @@ async def install(kube: KubeClient, *, settings: dict[str, Any] | None = None, t
     if settings is not None:
         await kube.apply(CONFIGMAPS, SETTINGS_NAME, SETTINGS_NAMESPACE, body, field_manager=FIELD_MANAGER)
     else:
-        try:
+        with contextlib.suppress(AlreadyExists):
             await kube.create(CONFIGMAPS, body, SETTINGS_NAMESPACE)
-        except AlreadyExists:
-            pass
     await _served(kube, timeout)
 
 
@@ -71,6 +70,3 @@ async def _served(kube: KubeClient, timeout: float) -> None:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the API server does not serve GPUWorkloads after {timeout:.0f} s") from not_yet
             await asyncio.sleep(0.1)
-
-
-

@@ -1,4 +1,4 @@
-"""What `berth controller` and `berth worker` share: connections, health and metrics ports, and a clean end on SIGTERM."""
+"""What `berth controller` and `berth worker` share: connections, health and metrics ports, a clean end on SIGTERM."""
 
 from __future__ import annotations
 

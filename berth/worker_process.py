@@ -7,13 +7,14 @@ import logging
 import os
 from datetime import timedelta
 
+from kube.events import EventRecorder
+from temporalio.api.deployment.v1 import WorkerDeploymentVersion as WireVersion
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
 from temporalio.api.workflowservice.v1 import (
     DescribeWorkerDeploymentRequest,
     SetWorkerDeploymentCurrentVersionRequest,
 )
-from temporalio.api.deployment.v1 import WorkerDeploymentVersion as WireVersion
 from temporalio.client import Client
 from temporalio.common import VersioningBehavior, WorkerDeploymentVersion
 from temporalio.service import RPCError, RPCStatusCode
@@ -27,7 +28,6 @@ from activities.workloads import Workloads
 from berth.process import ProcessOptions, connect_temporal, run_process, serve_http
 from berth.version import DEPLOYMENT, build_id
 from kube.client import KubeClient
-from kube.events import EventRecorder
 from workflows.gpuworkload import GPUWorkload
 from workflows.messages import KIND, NAME, NAMESPACE, NODE, PHASE
 from workflows.placement import Placement

@@ -7,6 +7,7 @@ next start finds again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from typing import Any
@@ -22,7 +23,7 @@ from controller.routing import Route, on_job, on_node, on_workload
 from kube.client import KubeClient
 from kube.reflector import Change, Reflector
 from kube.resources import GPUWORKLOADS, JOBS, NODES, PODS
-from planning.naming import CONTROLLER_LABEL, CONTROLLER_VALUE
+from planning.naming import JOB_SELECTOR
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class Controller:
             kube,
             JOBS,
             project=job_digest,
-            label_selector=f"{CONTROLLER_LABEL}={CONTROLLER_VALUE}",
+            label_selector=JOB_SELECTOR,
             on_change=self._job_changed,
         )
         self.nodes: Reflector[NodeDigest] = Reflector(kube, NODES, project=node_digest, on_change=self._node_changed)
@@ -78,10 +79,8 @@ class Controller:
             await reflector.synced.wait()
         pause = 0.0
         while True:
-            try:
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._sweep_now.wait(), timeout=pause)
-            except TimeoutError:
-                pass
             self._sweep_now.clear()
             try:
                 followed = await sweep.open_workflows(self._temporal)

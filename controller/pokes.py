@@ -11,8 +11,8 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from opentelemetry import metrics
 from temporalio.client import Client
@@ -42,7 +42,9 @@ LONGEST_PAUSE = 15.0
 
 _meter = metrics.get_meter("berth.controller")
 _sent = _meter.create_counter("berth_pokes_sent", description="Pokes that Temporal took, by receiver")
-_failed = _meter.create_counter("berth_pokes_failed", description="Pokes that Temporal did not take; they are sent again")
+_failed = _meter.create_counter(
+    "berth_pokes_failed", description="Pokes that Temporal did not take (yet)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +81,19 @@ class Poker:
     def concern(self, route: Route, kind: str, version: int) -> None:
         """Somebody must hear of a change of `kind` (a plural name) at `version`."""
         if route.ledger:
-            seen = self._ledger_seen or {}
-            self._ledger_seen = {**seen, kind: max(version, seen.get(kind, 0))}
+            self._note_ledger({kind: version})
             self._wake.set()
         for poke in route.workloads:
             due = self._workloads.get(poke.uid)
             seen = due.seen if due else {}
             if due and due.poke.begin and not poke.begin:
-                poke = replace(due.poke)
+                poke = due.poke
             self._workloads[poke.uid] = _Due(poke, {**seen, kind: max(version, seen.get(kind, 0))})
             self._wake.set()
+
+    def _note_ledger(self, seen: Versions) -> None:
+        known = self._ledger_seen or {}
+        self._ledger_seen = known | {kind: max(version, known.get(kind, 0)) for kind, version in seen.items()}
 
     async def run(self) -> None:
         while True:
@@ -127,8 +132,7 @@ class Poker:
                     self._last_ledger_poke = time.monotonic()
                     results.append(True)
                 else:
-                    later = self._ledger_seen or {}
-                    self._ledger_seen = {**seen, **later}
+                    self._note_ledger(seen)
                     results.append(False)
         batch, self._workloads = self._workloads, {}
         gate = asyncio.Semaphore(CONCURRENCY)
@@ -146,9 +150,9 @@ class Poker:
         results += await asyncio.gather(*(one(uid, due) for uid, due in batch.items()))
         return all(results)
 
-    async def _attempt(self, call: object, receiver: str) -> bool:
+    async def _attempt(self, call: Awaitable[None], receiver: str) -> bool:
         try:
-            await call  # type: ignore[misc]  # a coroutine of one of the two senders below
+            await call
         except RPCError as refused:
             _failed.add(1, {"receiver": receiver})
             if self._trouble == 0:

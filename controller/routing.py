@@ -32,9 +32,7 @@ class Route:
 NOBODY = Route()
 
 
-def on_workload(
-    uid: str, old: WorkloadDigest | None, new: WorkloadDigest | None, jobs: Iterable[JobDigest]
-) -> Route:
+def on_workload(uid: str, old: WorkloadDigest | None, new: WorkloadDigest | None, jobs: Iterable[JobDigest]) -> Route:
     """A GPUWorkload was added, changed or deleted; `jobs` are its Jobs as far as the controller knows."""
     if new is None:
         if old is None or old.finished:
@@ -70,9 +68,7 @@ def on_job(old: JobDigest | None, new: JobDigest | None, workload: WorkloadDiges
     return NOBODY
 
 
-def on_node(
-    old: NodeDigest | None, new: NodeDigest | None, jobs_on: Callable[[str], Iterable[JobDigest]]
-) -> Route:
+def on_node(old: NodeDigest | None, new: NodeDigest | None, jobs_on: Callable[[str], Iterable[JobDigest]]) -> Route:
     """A node came, changed or went. Those who run on it hear of it when it can no longer be relied on, or can again."""
     node = new or old
     if node is None or (old is not None and new is not None and old.fingerprint == new.fingerprint):

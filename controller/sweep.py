@@ -40,9 +40,7 @@ async def open_workflows(client: Client) -> set[str]:
     }
 
 
-def repairs(
-    workloads: Mapping[str, WorkloadDigest], jobs: Mapping[str, list[JobDigest]], followed: set[str]
-) -> Route:
+def repairs(workloads: Mapping[str, WorkloadDigest], jobs: Mapping[str, list[JobDigest]], followed: set[str]) -> Route:
     """Pokes that are missing. Pure; one poke too many costs four history events, so those well followed get none."""
     pokes: list[WorkloadPoke] = []
     for uid, workload in workloads.items():
@@ -56,8 +54,7 @@ def repairs(
             pokes.append(WorkloadPoke(uid, workload.namespace, workload.name, begin=True, node=node))
         elif uid in followed and (unseen or workload.deleting):
             pokes.append(WorkloadPoke(uid, workload.namespace, workload.name, begin=False))
-    for uid in followed - workloads.keys():
-        pokes.append(WorkloadPoke(uid, "", "", begin=False))
+    pokes += [WorkloadPoke(uid, "", "", begin=False) for uid in followed - workloads.keys()]
     return Route(ledger=True, workloads=tuple(pokes))
 
 

@@ -45,7 +45,9 @@ class GPUWorkload:
 
     @workflow.run
     async def run(self, state: WorkloadState) -> str:
-        while not workflow.info().is_continue_as_new_suggested():
+        while True:
+            if workflow.info().is_continue_as_new_suggested():
+                workflow.continue_as_new(self._state)
             followed = await self._look()
             self._show(followed)
             if followed.next == "end":
@@ -61,11 +63,12 @@ class GPUWorkload:
             else:
                 self._state.due = None
             await self._sleep(wait)
-        workflow.continue_as_new(self._state)
 
     async def _look(self) -> Followed:
         self._poked = False
-        return await workflow.execute_local_activity(
+        # A verdict about a turn that is over says nothing any more.
+        self._state.verdicts = [v for v in self._state.verdicts if v.turn.attempt >= self._state.turn.attempt]
+        followed: Followed = await workflow.execute_local_activity(
             FOLLOW,
             FollowRequest(
                 ref=self._state.ref,
@@ -81,6 +84,7 @@ class GPUWorkload:
             retry_policy=RETRY,
             summary="look",
         )
+        return followed
 
     async def _hand_back(self, followed: Followed) -> None:
         await workflow.execute_local_activity(
@@ -94,7 +98,6 @@ class GPUWorkload:
         )
         self._state.turn = followed.turn
         self._state.due = None
-        self._state.verdicts = self._state.verdicts[1:]
 
     async def _sleep(self, seconds: float | None) -> None:
         if self._poked:

@@ -1,0 +1,145 @@
+"""Who hears of what: each rule once, and the laws that hold for every sequence of changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.digests import JobDigest, NodeDigest, WorkloadDigest, job_digest, node_digest, workload_digest
+from controller.routing import NOBODY, on_job, on_node, on_workload
+from controller.sweep import by_workload, repairs
+
+NEW = WorkloadDigest("ns", "w", 1, finished=False, deleting=False, finalizer=False, caught_up=False, expires=None)
+JOB = JobDigest("ns", "w-0", "u", "w", 0, "n1", ready=False, finished=False, deleting=False)
+NODE = NodeDigest("n1", able=True, fingerprint=1)
+
+
+def test_a_new_workload_concerns_the_ledger_only() -> None:
+    route = on_workload("u", None, NEW, [])
+    assert route.ledger
+    assert route.workloads == ()
+
+
+def test_own_status_writes_concern_nobody() -> None:
+    assert on_workload("u", NEW, replace(NEW, caught_up=True, finalizer=True), []) == NOBODY
+
+
+def test_an_edit_reaches_the_ledger_and_an_open_workflow_but_begins_none() -> None:
+    route = on_workload("u", NEW, replace(NEW, generation=2), [])
+    assert route.ledger
+    assert [p.begin for p in route.workloads] == [False]
+
+
+def test_an_edit_of_a_running_workload_reaches_its_workflow_even_if_that_was_lost() -> None:
+    route = on_workload("u", NEW, replace(NEW, generation=2), [replace(JOB, ready=True)])
+    assert [(p.begin, p.node) for p in route.workloads] == [(True, "n1")]
+
+
+def test_deletion_begins_the_teardown_only_where_there_is_something_to_tear_down() -> None:
+    assert [p.begin for p in on_workload("u", NEW, replace(NEW, deleting=True), []).workloads] == [False]
+    held = replace(NEW, finalizer=True)
+    assert [p.begin for p in on_workload("u", held, replace(held, deleting=True), []).workloads] == [True]
+
+
+def test_a_job_is_followed_from_the_moment_it_runs() -> None:
+    assert on_job(None, JOB, NEW) == NOBODY
+    ready = on_job(JOB, replace(JOB, ready=True), NEW)
+    assert [(p.uid, p.name, p.begin) for p in ready.workloads] == [("u", "w", True)]
+    assert not ready.ledger
+    assert on_job(replace(JOB, ready=True), JOB, NEW) == NOBODY
+    assert on_job(JOB, replace(JOB, finished=True), NEW).workloads[0].begin
+
+
+def test_a_job_that_is_gone_frees_its_place_and_begins_nothing() -> None:
+    route = on_job(JOB, None, NEW)
+    assert route.ledger
+    assert [p.begin for p in route.workloads] == [False]
+
+
+def test_those_on_a_node_hear_when_it_can_no_longer_be_relied_on() -> None:
+    running = replace(JOB, ready=True)
+    jobs = {"n1": [running, replace(JOB, name="w-1", finished=True)]}
+    gone = on_node(NODE, None, lambda name: jobs.get(name, []))
+    assert gone.ledger
+    assert [p.uid for p in gone.workloads] == ["u"]
+    assert on_node(NODE, NODE, lambda name: jobs.get(name, [])) == NOBODY
+    relabelled = on_node(NODE, replace(NODE, fingerprint=2), lambda name: jobs.get(name, []))
+    assert relabelled.ledger
+    assert relabelled.workloads == ()
+
+
+booleans = st.booleans()
+workloads = st.builds(
+    WorkloadDigest, st.just("ns"), st.just("w"), st.integers(1, 3), booleans, booleans, booleans, booleans, st.none()
+)
+jobs_of_u = st.lists(
+    st.builds(
+        JobDigest, st.just("ns"), st.just("w-0"), st.just("u"), st.just("w"), st.integers(0, 3), st.just("n1"),
+        booleans, booleans, booleans,
+    ),
+    max_size=3,
+)  # fmt: skip
+
+
+@given(st.none() | workloads, workloads, jobs_of_u)
+def test_a_poke_to_a_tombstone_starts_nothing(
+    old: WorkloadDigest | None, new: WorkloadDigest, jobs: list[JobDigest]
+) -> None:
+    tombstone = replace(new, finished=True)
+    assert on_workload("u", old, tombstone, jobs) == NOBODY
+    for job in jobs:
+        assert on_job(None, job, tombstone).workloads == ()
+    assert repairs({"u": tombstone}, by_workload(jobs), set()).workloads == ()
+
+
+@given(workloads, jobs_of_u)
+def test_a_sweep_finds_every_workload_that_should_be_followed_and_is_not(
+    workload: WorkloadDigest, jobs: list[JobDigest]
+) -> None:
+    poked = {p.uid for p in repairs({"u": workload}, by_workload(jobs), set()).workloads if p.begin}
+    telling = any(job.telling for job in jobs) or (workload.deleting and workload.finalizer)
+    assert ("u" in poked) == (telling and not workload.finished)
+
+
+def test_a_sweep_leaves_those_alone_that_are_well_followed() -> None:
+    running = replace(JOB, ready=True)
+    route = repairs({"u": replace(NEW, caught_up=True)}, by_workload([running]), {"u"})
+    assert route.workloads == ()
+
+
+def test_a_sweep_tells_a_workflow_whose_workload_is_gone() -> None:
+    assert [(p.uid, p.begin) for p in repairs({}, {}, {"ghost"}).workloads] == [("ghost", False)]
+
+
+def test_digests_read_what_the_api_server_sends() -> None:
+    raw = {
+        "metadata": {"namespace": "ns", "name": "w", "generation": 4, "finalizers": ["gpu.warp.dev/finalizer"]},
+        "spec": {"ttlSecondsAfterFinished": 60},
+        "status": {"phase": "Failed", "observedGeneration": 4, "finishTime": "2026-01-01T00:00:00Z"},
+    }
+    digest = workload_digest(raw)
+    assert digest.finished
+    assert digest.finalizer
+    assert digest.caught_up
+    assert digest.expires == 1767225600.0 + 60
+
+
+def test_a_job_without_our_labels_is_nobody_s() -> None:
+    assert job_digest({"metadata": {"name": "x"}}) is None
+
+
+def test_node_digest_tells_able_nodes_from_others() -> None:
+    ready = {"conditions": [{"type": "Ready", "status": "True"}], "allocatable": {"nvidia.com/gpu": "8"}}
+    able = node_digest({"metadata": {"name": "n"}, "spec": {}, "status": ready})
+    out = node_digest(
+        {
+            "metadata": {"name": "n"},
+            "spec": {"taints": [{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]},
+            "status": ready,
+        }
+    )
+    assert able.able
+    assert not out.able
+    assert able.fingerprint != out.fingerprint
