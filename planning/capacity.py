@@ -57,7 +57,7 @@ class Belongings:
         return found
 
     def bound(self, namespace: str, uid: str, job_name: str) -> bool:
-        """Whether a live pod of this Job is visible on a node: then the pod counts, and neither Job nor promise does."""
+        """Whether a live pod of this Job is visible on a node: then the pod counts, and nothing else does."""
         return any(pod.node and pod.job_name == job_name for pod in self.pods.get((namespace, uid), ()))
 
     def visible(self, assignment: Assignment) -> bool:

@@ -1,7 +1,7 @@
 """Decides what the Job of a GPUWorkload looks like, and what of it placement must know beforehand.
 
 For the activity that creates Jobs. A Job is pinned to its node by affinity, so that the kube-scheduler still checks
-everything; it never retries by itself and is never removed by itself, because berth counts retries and records outcomes.
+everything; it neither retries nor disappears by itself, because berth counts retries and records outcomes.
 """
 
 from __future__ import annotations

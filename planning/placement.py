@@ -1,0 +1,351 @@
+"""Decides one round of placement: which queued workloads get which nodes now, and what all others are told.
+
+For the planner activity. The order is priority, then age, then name. A workload that does not fit is skipped and later
+ones may take what is free, so a large one can be overtaken by small ones for as long as they keep coming; reserving
+room for it (backfill) is left to a later issue. The same snapshot, ledger and seed give the same decision.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from crds.gpuworkload import GPUWorkloadSpec
+from crds.settings import Settings
+from planning import status, strategies
+from planning.capacity import Belongings, Room, room
+from planning.filters import Constraints, Shape, able_when_empty, explain_never, explain_now, refusal
+from planning.jobs import refusal as spec_refusal
+from planning.jobs import shape_of
+from planning.lifecycle import NO_SUITABLE_NODE
+from planning.model import (
+    Assignment,
+    Decision,
+    Defaults,
+    JobView,
+    Ledger,
+    NodeView,
+    Resources,
+    Snapshot,
+    Turn,
+    Verdict,
+    Waiting,
+    Withdrawal,
+    WorkloadView,
+)
+from planning.naming import job_name
+from planning.strategies import Candidate, Request, Strategy
+
+INVALID = "Invalid"
+UNKNOWN_STRATEGY = "UnknownStrategy"
+TEMPLATE_REFUSED = "TemplateRefused"
+WAITING_FOR_CAPACITY = "WaitingForCapacity"
+WAITING_FOR_PODS = "WaitingForPods"
+
+# A decision goes through a history and must stay far below 1 MiB (law 4): beyond this the rest is left to the next
+# round. An entry's own size is its message and about this much for names and punctuation.
+_BUDGET = 384 * 1024
+_ENTRY = 448
+
+
+@dataclass(slots=True)
+class _Budget:
+    left: int = _BUDGET
+
+    def pays(self, message: str) -> bool:
+        """Whether one more entry with this message still fits; counts it if so."""
+        cost = _ENTRY + len(message) * 2
+        if cost > self.left:
+            return False
+        self.left -= cost
+        return True
+
+
+@dataclass(slots=True)
+class _Queued:
+    """A workload that wants a place now."""
+
+    view: WorkloadView
+    turn: Turn
+    shape: Shape
+    strategy: Strategy
+
+
+@dataclass(slots=True)
+class _Floor:
+    """The nodes during one round: what is left on them, and what was found out about shapes so far."""
+
+    nodes: tuple[NodeView, ...]
+    left: dict[str, Room]
+    candidates: dict[str, Candidate] = field(default_factory=dict)
+    open_to: dict[Constraints, list[tuple[NodeView, Room]]] = field(default_factory=dict)
+    full: dict[Shape, bool] = field(default_factory=dict)  # no room for this shape -> whether any node could ever
+    messages: dict[Shape, str] = field(default_factory=dict)
+
+    def fitting(self, shape: Shape) -> list[Candidate]:
+        """The nodes that hold a request of this shape now."""
+        takers = self.open_to.get(shape.constraints)
+        if takers is None:
+            takers = [
+                (node, self.left[node.name])
+                for node in self.nodes
+                if node.allocatable.gpus > 0 and not refusal(shape.constraints, node)
+            ]
+            self.open_to[shape.constraints] = takers
+        need = shape.requests
+        gpus, cpu, memory, pods = need.gpus, need.cpu_milli, need.memory, need.pods
+        known = self.candidates
+        return [
+            known.get(node.name) or self._candidate(node, left)
+            for node, left in takers
+            if left.gpus >= gpus and left.cpu_milli >= cpu and left.memory >= memory and left.pods >= pods
+        ]
+
+    def take(self, name: str, requests: Resources) -> None:
+        self.left[name].take(requests)
+        self.candidates.pop(name, None)
+
+    def never(self, shape: Shape) -> bool:
+        """Whether no node could hold the shape even empty; remembers that it does not fit now."""
+        if shape not in self.full:
+            self.full[shape] = not any(able_when_empty(shape, node) for node in self.nodes)
+        return self.full[shape]
+
+    def explain(self, shape: Shape) -> str:
+        if shape not in self.messages:
+            if self.never(shape):
+                self.messages[shape] = explain_never(shape, self.nodes)
+            else:
+                free = {name: left.as_resources() for name, left in self.left.items()}
+                self.messages[shape] = explain_now(shape, self.nodes, free)
+        return self.messages[shape]
+
+    def _candidate(self, node: NodeView, left: Room) -> Candidate:
+        candidate = Candidate(node, left.as_resources())
+        self.candidates[node.name] = candidate
+        return candidate
+
+
+def decide(snapshot: Snapshot, ledger: Ledger, settings: Settings, *, limit: int, seed: int) -> Decision:
+    """One round: at most `limit` assignments, and as many other entries as a history takes; `more` tells of a rest.
+
+    Every assignment carries the resourceVersion at which the workload was seen: whoever applies it makes that a
+    precondition, so that a decision on an old view ends as stale and not as a Job.
+    """
+    mine = Belongings.of(snapshot.jobs, snapshot.pods)
+    floor = _Floor(snapshot.nodes, room(snapshot, ledger.in_flight, mine))
+    decision, budget = Decision(), _Budget()
+    more, queued = False, 0
+
+    for withdrawal in _withdrawals(snapshot, mine, settings):
+        if budget.pays(withdrawal.message):
+            decision.withdrawals.append(withdrawal)
+        else:
+            more = True
+
+    queue: list[_Queued] = []
+    for view in snapshot.workloads:
+        if view.finished or view.deleting or view.uid in ledger.held or view.uid in ledger.in_flight:
+            continue
+        turn = ledger.turns.get(view.uid, Turn())
+        jobs = mine.jobs.get((view.namespace, view.uid), ())
+        if any(job.attempt >= turn.attempt for job in jobs):
+            continue  # its Job is there: its own workflow follows it
+        found = _examine(view, turn, ledger, settings, snapshot.defaults)
+        if isinstance(found, _Queued):
+            if not jobs and (view.namespace, view.uid) not in mine.pods:
+                queue.append(found)
+                continue
+            queued += 1
+            left_over = len(jobs) + len(mine.pods.get((view.namespace, view.uid), ()))
+            found = _wait(view, WAITING_FOR_PODS, f"waiting for the previous Job and its pods to go ({left_over} left)")
+        if found.reason == status.EXAMINING:
+            entries = decision.examine
+        elif status.shows(view, found.reason):
+            continue
+        else:
+            entries = decision.waiting
+        if budget.pays(found.message):
+            entries.append(found)
+        else:
+            more = True
+
+    queue.sort(key=_order)
+    for index, wish in enumerate(queue):
+        if len(decision.assignments) >= limit:
+            more, queued = True, queued + len(queue) - index
+            break
+        shape, view = wish.shape, wish.view
+        fitting = [] if shape in floor.full else floor.fitting(shape)
+        if fitting:
+            request = Request(view.uid, view.namespace, view.name, shape.requests)
+            name = wish.strategy.choose(request, fitting, seed)
+            floor.take(name, shape.requests)
+            decision.assignments.append(_assignment(wish, name))
+        elif floor.never(shape):
+            message = floor.explain(shape)
+            if budget.pays(message):
+                decision.verdicts.append(
+                    Verdict(view.uid, view.namespace, view.name, wish.turn, NO_SUITABLE_NODE, message)
+                )
+            else:
+                more = True
+        else:
+            queued += 1
+            if not status.shows(view, WAITING_FOR_CAPACITY):
+                message = floor.explain(shape)
+                if budget.pays(message):
+                    decision.waiting.append(_wait(view, WAITING_FOR_CAPACITY, message))
+                else:
+                    more = True
+
+    return Decision(
+        assignments=decision.assignments,
+        waiting=decision.waiting,
+        examine=decision.examine,
+        verdicts=decision.verdicts,
+        withdrawals=decision.withdrawals,
+        seen=_seen(snapshot, ledger, mine),
+        forget=_forget(snapshot, ledger, mine),
+        queued=queued,
+        more=more,
+        wake_after=_wake_after(snapshot, ledger, mine, settings, bool(decision.assignments)),
+    )
+
+
+def strategy_name(spec: GPUWorkloadSpec, namespace: str, defaults: Defaults) -> tuple[str, str]:
+    """The strategy that holds for a workload and where it comes from: its spec, its namespace, the installation."""
+    if spec.scheduling_strategy:
+        return spec.scheduling_strategy, "spec.schedulingStrategy"
+    if namespace in defaults.namespace_strategies:
+        return defaults.namespace_strategies[namespace], f"namespace {namespace}"
+    return defaults.strategy, "the installation's settings"
+
+
+def _examine(
+    view: WorkloadView, turn: Turn, ledger: Ledger, settings: Settings, defaults: Defaults
+) -> _Queued | Waiting:
+    """The workload as the queue sees it, or why it is not (or not yet) in the queue."""
+    spec = view.spec
+    if spec is None:
+        return _wait(view, INVALID, view.invalid or "spec: is not valid")
+    refused = spec_refusal(spec, settings)
+    if refused:
+        return _wait(view, INVALID, refused)
+    name, source = strategy_name(spec, view.namespace, defaults)
+    strategy = strategies.find(name)
+    if strategy is None:
+        known = ", ".join(strategies.installed())
+        return _wait(view, UNKNOWN_STRATEGY, f"{source}: there is no strategy {name[:64]!r}; installed are {known}")
+    if spec.suspend:
+        return _wait(view, status.SUSPENDED, "suspended; set spec.suspend to false to queue it")
+    if spec.template is not None:
+        if ledger.rejected.get(view.uid) == view.generation:
+            return _wait(view, TEMPLATE_REFUSED, "the API server refused spec.template in a dry run; edit the spec")
+        if not status.is_accepted(view):
+            return _wait(view, status.EXAMINING, "the template is being checked by a dry run")
+    return _Queued(view, turn, shape_of(spec, settings), strategy)
+
+
+def _order(wish: _Queued) -> tuple[int, float, str, str]:
+    view = wish.view
+    priority = view.spec.priority_value if view.spec else 0
+    return (-priority, view.created, view.namespace, view.name)
+
+
+def _wait(view: WorkloadView, reason: str, message: str) -> Waiting:
+    return Waiting(view.uid, view.namespace, view.name, view.resource_version, reason, message)
+
+
+def _assignment(wish: _Queued, node: str) -> Assignment:
+    view, turn = wish.view, wish.turn
+    return Assignment(
+        uid=view.uid,
+        namespace=view.namespace,
+        name=view.name,
+        generation=view.generation,
+        resource_version=view.resource_version,
+        turn=turn,
+        node=node,
+        requests=wish.shape.requests,
+        strategy=wish.strategy.name,
+        job_name=job_name(view.name, view.uid, turn.attempt),
+    )
+
+
+def _unbound(snapshot: Snapshot, mine: Belongings) -> list[JobView]:
+    """Unfinished Jobs none of whose pods is known to be on a node."""
+    return [
+        job
+        for job in snapshot.jobs
+        if not job.finished and not job.deleting and not mine.bound(job.namespace, job.workload_uid, job.name)
+    ]
+
+
+def _withdrawals(snapshot: Snapshot, mine: Belongings, settings: Settings) -> list[Withdrawal]:
+    """Jobs whose pod found no place in time: somebody else took it.
+
+    A Job without any visible pod counts only if its controller never counted one as going: a pod that ran and ended
+    is not live any more, and the Job's own end may just not be visible yet.
+    """
+    living = {view.uid: view for view in snapshot.workloads if not view.finished and not view.deleting}
+    found = []
+    for job in _unbound(snapshot, mine):
+        if snapshot.now - job.created < settings.bind_deadline_seconds or job.workload_uid not in living:
+            continue
+        pods = [pod for pod in mine.pods.get((job.namespace, job.workload_uid), ()) if pod.job_name == job.name]
+        if job.ready or (not pods and job.active > 0):
+            continue
+        why = next((pod.blocked for pod in pods if pod.blocked), "" if pods else "no pod was created for it")
+        message = f"Job {job.name} found no place on node {job.node} in {settings.bind_deadline_seconds} s"
+        found.append(
+            Withdrawal(
+                uid=job.workload_uid,
+                namespace=job.namespace,
+                name=living[job.workload_uid].name,
+                job_name=job.name,
+                job_uid=job.uid,
+                next_turn=Turn(job.attempt + 1, job.retries),
+                message=f"{message} ({why}); it is placed anew" if why else f"{message}; it is placed anew",
+            )
+        )
+    return found
+
+
+def _seen(snapshot: Snapshot, ledger: Ledger, mine: Belongings) -> list[str]:
+    """In-flight promises whose Job is visible; and turns that a visible Job has reached, where nothing is in flight.
+
+    A turn beyond the Job that is visible stays: the workload came back and waits for that Job to go.
+    """
+    seen = [uid for uid, promise in ledger.in_flight.items() if mine.visible(promise)]
+    newest: dict[str, int] = {}
+    for job in snapshot.jobs:
+        newest[job.workload_uid] = max(newest.get(job.workload_uid, -1), job.attempt)
+    seen += [
+        uid for uid, turn in ledger.turns.items() if uid not in ledger.in_flight and newest.get(uid, -1) >= turn.attempt
+    ]
+    return seen
+
+
+def _forget(snapshot: Snapshot, ledger: Ledger, mine: Belongings) -> list[str]:
+    """Workloads of the ledger that are gone or ended.
+
+    Safe for promises too: a Job is created only after the workload has berth's finalizer, and that goes only when the
+    teardown has found neither Job nor pod. Should somebody remove the finalizer by force, an unfinished Job that is
+    still visible keeps its promise.
+    """
+    alive = {view.uid for view in snapshot.workloads if not view.finished}
+    gone = {*ledger.in_flight, *ledger.turns, *ledger.held, *ledger.rejected} - alive
+    held_up = {job.workload_uid for job in snapshot.jobs if not job.finished and job.workload_uid in gone}
+    return sorted(gone - held_up)
+
+
+def _wake_after(
+    snapshot: Snapshot, ledger: Ledger, mine: Belongings, settings: Settings, promised: bool
+) -> float | None:
+    """Seconds until the next bind deadline; a promise of this round has its whole deadline before it."""
+    deadline = float(settings.bind_deadline_seconds)
+    due = [job.created + deadline - snapshot.now for job in _unbound(snapshot, mine)]
+    waits = [min(seconds, deadline) for seconds in due if seconds > 0]  # a clock that jumped back must not add to it
+    if promised or any(not mine.visible(promise) for promise in ledger.in_flight.values()):
+        waits.append(deadline)
+    return min(waits, default=None)
