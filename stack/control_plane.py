@@ -35,6 +35,8 @@ class Credentials:
     loopback: Pair
     kubelet_client: Pair
     admin: Pair
+    proxy_authority: Pair
+    proxy_client: Pair
     service_accounts: Pair
 
 
@@ -42,6 +44,7 @@ def make_credentials(layout: Layout) -> Credentials:
     """Makes what is missing or will soon end, and keeps the rest."""
     kubernetes = Authority(layout.pki / "kubernetes", "berth-kubernetes")
     etcd = Authority(layout.pki / "etcd", "berth-etcd")
+    proxy = Authority(layout.pki / "front-proxy", "berth-front-proxy")
     inside = ("kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local")
     return Credentials(
         kubernetes=kubernetes,
@@ -52,6 +55,8 @@ def make_credentials(layout: Layout) -> Credentials:
         loopback=kubernetes.server("components", _LOCAL),
         kubelet_client=kubernetes.client("apiserver-kubelet", Identity("berth:apiserver-kubelet-client")),
         admin=kubernetes.client("admin", IDENTITIES["admin"]),
+        proxy_authority=proxy.pair,
+        proxy_client=proxy.client("client", Identity("front-proxy-client")),
         service_accounts=signing_key(layout.pki),
     )
 
@@ -122,6 +127,13 @@ def apiserver(
         kubelet_client_certificate=has.kubelet_client.cert,
         kubelet_client_key=has.kubelet_client.key,
         kubelet_preferred_address_types="InternalIP",
+        requestheader_client_ca_file=has.proxy_authority.cert,
+        requestheader_allowed_names="front-proxy-client",
+        requestheader_extra_headers_prefix="X-Remote-Extra-",
+        requestheader_group_headers="X-Remote-Group",
+        requestheader_username_headers="X-Remote-User",
+        proxy_client_cert_file=has.proxy_client.cert,
+        proxy_client_key_file=has.proxy_client.key,
         service_cluster_ip_range="10.96.0.0/16",
         service_account_key_file=has.service_accounts.cert,
         service_account_signing_key_file=has.service_accounts.key,
@@ -140,7 +152,7 @@ def apiserver(
     url = f"https://127.0.0.1:{port}/readyz"
     probe = Probe("http", url, ca=str(has.kubernetes.pair.cert), cert=str(has.admin.cert), key=str(has.admin.key))
     return ProcessSpec(
-        "kube-apiserver", (str(program), *flags), after=("etcd",), ready=(probe,), port=port, stop_timeout=15
+        "kube-apiserver", (str(program), *flags), after=("etcd",), ready=(probe,), port=port, stop_timeout=3
     )
 
 
@@ -211,6 +223,7 @@ def kwok(layout: Layout, program: Path, ports: Mapping[str, int], kubeconfig: Pa
         server_address=f"127.0.0.1:{ports['kwok']}",
         cidr="10.200.0.0/16",
         node_ip="127.0.0.1",
+        v="WARN",  # it would log every patch
     )
     probe = Probe("http", f"http://127.0.0.1:{ports['kwok']}/healthz")
     # kwok must not find configuration of the person's own kwokctl.
