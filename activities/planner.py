@@ -6,11 +6,12 @@ import asyncio
 import time
 
 from opentelemetry import metrics
-from planning.placement import decide
 from temporalio import activity
 
 from activities.cache import ClusterCache, StaleCacheError
-from activities.signatures import DECIDE, DecideRequest, DecideResult
+from activities.signatures import DECIDE, DecideRequest, DecideResult, Versions
+from planning.model import Decision, Snapshot
+from planning.placement import decide
 
 _meter = metrics.get_meter("berth.worker")
 _queued = _meter.create_gauge("berth_queue_depth", description="GPUWorkloads waiting for a place after the last round")
@@ -45,6 +46,14 @@ class Planner:
         _seconds.record(time.perf_counter() - began)
         _queued.set(decision.queued)
         _in_flight.set(len(request.ledger.in_flight) + len(decision.assignments) - len(decision.seen))
-        seen = set(decision.seen)
-        newest_job = max((job.resource_version for job in snapshot.jobs if job.workload_uid in seen), default=0)
-        return DecideResult(decision, {"jobs": newest_job} if newest_job else {}, bool(behind))
+        return DecideResult(decision, _binding(decision, snapshot), bool(behind))
+
+
+def _binding(decision: Decision, snapshot: Snapshot) -> Versions:
+    """What every later decision must have seen: the Jobs for which promises were dropped (else it would promise their
+    GPUs again), and the workloads that were given a place (else it would take them for gone).
+    """
+    seen = set(decision.seen)
+    jobs = max((job.resource_version for job in snapshot.jobs if job.workload_uid in seen), default=0)
+    workloads = max((assignment.resource_version for assignment in decision.assignments), default=0)
+    return {kind: version for kind, version in (("jobs", jobs), ("gpuworkloads", workloads)) if version}

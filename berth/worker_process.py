@@ -38,16 +38,18 @@ log = logging.getLogger(__name__)
 CACHED_WORKFLOWS = 500
 
 
-def run_worker(options: ProcessOptions) -> None:
+def run_worker(options: ProcessOptions, *, take_over: bool = False) -> None:
+    """`take_over`: make this build the current one even if another is (an upgrade); else only if none is."""
+
     async def main(traced: bool) -> None:
         temporal = await connect_temporal(options.temporal_address, options.temporal_namespace, traced=traced)
         async with await KubeClient.connect(options.kubeconfig, options.context, user_agent="berth-worker") as kube:
-            await serve(kube, temporal, options)
+            await serve(kube, temporal, options, take_over=take_over)
 
     run_process("berth-worker", options, main)
 
 
-async def serve(kube: KubeClient, temporal: Client, options: ProcessOptions) -> None:
+async def serve(kube: KubeClient, temporal: Client, options: ProcessOptions, *, take_over: bool) -> None:
     cache = ClusterCache(kube)
     events = EventRecorder(kube, "berth-worker", os.uname().nodename)
     working = False
@@ -67,7 +69,7 @@ async def serve(kube: KubeClient, temporal: Client, options: ProcessOptions) -> 
             background = [group.create_task(cache.run()), group.create_task(events.run())]
             await _until_reachable(temporal)
             worker = build_worker(temporal, cache, kube, events)
-            background.append(group.create_task(_keep_current(temporal)))
+            background.append(group.create_task(_keep_current(temporal, take_over)))
             working = True
             try:
                 await worker.run()
@@ -166,9 +168,10 @@ async def make_current(temporal: Client, *, only_if_none: bool) -> bool:
     return True
 
 
-async def _keep_current(temporal: Client) -> None:
+async def _keep_current(temporal: Client, take_over: bool) -> None:
     pause = 0.5
     while True:
-        current = await make_current(temporal, only_if_none=True)
+        current = await make_current(temporal, only_if_none=not take_over)
+        take_over = take_over and not current  # an upgrade is made once; a later one is not undone
         pause = 15.0 if current else min(pause * 1.5, 15.0)
         await asyncio.sleep(pause)

@@ -77,6 +77,7 @@ class _Floor:
     nodes: tuple[NodeView, ...]
     left: dict[str, Room]
     candidates: dict[str, Candidate] = field(default_factory=dict)
+    refusals: dict[Constraints, list[str]] = field(default_factory=dict)
     open_to: dict[Constraints, list[tuple[NodeView, Room]]] = field(default_factory=dict)
     full: dict[Shape, bool] = field(default_factory=dict)  # no room for this shape -> whether any node could ever
     messages: dict[Shape, str] = field(default_factory=dict)
@@ -85,12 +86,13 @@ class _Floor:
         """The nodes that hold a request of this shape now."""
         takers = self.open_to.get(shape.constraints)
         if takers is None:
+            refusals = [refusal(shape.constraints, node) for node in self.nodes]
             takers = [
                 (node, self.left[node.name])
-                for node in self.nodes
-                if node.allocatable.gpus > 0 and not refusal(shape.constraints, node)
+                for node, why in zip(self.nodes, refusals, strict=True)
+                if not why and node.allocatable.gpus > 0
             ]
-            self.open_to[shape.constraints] = takers
+            self.refusals[shape.constraints], self.open_to[shape.constraints] = refusals, takers
         need = shape.requests
         gpus, cpu, memory, pods = need.gpus, need.cpu_milli, need.memory, need.pods
         known = self.candidates
@@ -115,8 +117,8 @@ class _Floor:
             if self.never(shape):
                 self.messages[shape] = explain_never(shape, self.nodes)
             else:
-                free = {name: left.as_resources() for name, left in self.left.items()}
-                self.messages[shape] = explain_now(shape, self.nodes, free)
+                refusals = self.refusals.get(shape.constraints)
+                self.messages[shape] = explain_now(shape, self.nodes, self.left, refusals)
         return self.messages[shape]
 
     def _candidate(self, node: NodeView, left: Room) -> Candidate:
@@ -185,7 +187,9 @@ def decide(snapshot: Snapshot, ledger: Ledger, settings: Settings, *, limit: int
             message = floor.explain(shape)
             if budget.pays(message):
                 decision.verdicts.append(
-                    Verdict(view.uid, view.namespace, view.name, wish.turn, NO_SUITABLE_NODE, message)
+                    Verdict(
+                        view.uid, view.namespace, view.name, wish.turn, NO_SUITABLE_NODE, message, view.generation
+                    )
                 )
             else:
                 more = True

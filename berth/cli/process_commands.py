@@ -58,6 +58,9 @@ def worker(
     metrics_port: MetricsPort = 8080,
     bind: Bind = "0.0.0.0",  # noqa: S104  # as above
     log_level: LogLevel = "info",
+    make_current: Annotated[
+        bool, typer.Option("--make-current", help="Take over from another build of the worker (an upgrade).")
+    ] = False,
 ) -> None:
     """Run the control plane's workflows and activities."""
     from berth.process import ProcessOptions
@@ -66,5 +69,6 @@ def worker(
     run_worker(
         ProcessOptions(
             kubeconfig, context, temporal_address, temporal_namespace, health_port, metrics_port, bind, log_level
-        )
+        ),
+        take_over=make_current,
     )

@@ -1,0 +1,5 @@
+"""`python -m berth` is `berth`."""
+
+from berth.cli import main
+
+main()

@@ -1,0 +1,47 @@
+"""berth's own part of the embedded stack: what is installed into the cluster, and the processes that then run."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from berth.install import install
+from kube.client import KubeClient
+from stack import Endpoints, Probe, ProcessSpec, UpOptions
+
+
+def after_up(endpoints: Endpoints, settings: dict[str, Any] | None = None) -> None:
+    """Installs CRDs, RBAC and settings as the cluster's admin; berth's own identities could not, and need not."""
+
+    async def apply() -> None:
+        async with await KubeClient.connect(endpoints.kubeconfig("admin"), user_agent="berth-install") as kube:
+            await install(kube, settings=settings)
+
+    asyncio.run(apply())
+
+
+def application_processes(endpoints: Endpoints, options: UpOptions) -> list[ProcessSpec]:
+    """`berth controller` and `berth worker`, each under its own identity, on ports that the stack chose."""
+    return [_process("controller", endpoints), _process("worker", endpoints, "--make-current")]
+
+
+def _process(name: str, endpoints: Endpoints, *arguments: str) -> ProcessSpec:
+    ports: Mapping[str, int] = endpoints.ports
+    health, metrics = ports[f"{name}-health"], ports[f"{name}-metrics"]
+    return ProcessSpec(
+        name=name,
+        argv=(
+            sys.executable, "-m", "berth", name,
+            "--kubeconfig", str(endpoints.kubeconfig(f"berth-{name}")),
+            "--health-port", str(health),
+            "--metrics-port", str(metrics),
+            "--bind", "127.0.0.1",
+            *arguments,
+        ),
+        env=endpoints.temporal_environment(),
+        ready=(Probe("http", f"http://127.0.0.1:{health}/readyz"),),
+        port=health,
+        stop_timeout=25.0,
+    )  # fmt: skip
