@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from planning.capacity import Room
 from planning.model import NodeView, Resources, Taint
 
 NO_SCHEDULE = ("NoSchedule", "NoExecute")
@@ -137,7 +138,7 @@ def show_taint(taint: Taint) -> str:
     return f"{taint.key}={taint.value}:{taint.effect}" if taint.value else f"{taint.key}:{taint.effect}"
 
 
-def lacking(need: Resources, free: Resources) -> str:
+def lacking(need: Resources, free: Resources | Room) -> str:
     """'' if `need` fits into `free`, else the first thing missing: GPUs, CPU, memory or pods."""
     if need.gpus > free.gpus:
         return "GPUs"
@@ -193,20 +194,32 @@ def explain_never(shape: Shape, nodes: Sequence[NodeView]) -> str:
     )
 
 
-def explain_now(shape: Shape, nodes: Sequence[NodeView], free: Mapping[str, Resources]) -> str:
-    """Why no node holds the request now although one could, for a person. `free` is by node name."""
+def explain_now(
+    shape: Shape, nodes: Sequence[NodeView], left: Mapping[str, Room], refusals: Sequence[str] | None = None
+) -> str:
+    """Why no node holds the request now although one could, for a person.
+
+    `left` is what is left by node name; `refusals` are the nodes' in their order, if the caller has them already.
+    """
     need = shape.requests
-    large = [node for node in nodes if max(node.allocatable.gpus, node.gpus_expected) >= need.gpus]
+    known = refusals if refusals is not None else [refusal(shape.constraints, node) for node in nodes]
+    large, short = 0, 0
     causes: Counter[str] = Counter()
-    for node in large:
-        why = refusal(shape.constraints, node)
+    for node, why in zip(nodes, known, strict=True):
+        if node.allocatable.gpus < need.gpus and node.gpus_expected < need.gpus:
+            continue
+        large += 1
         if not why and node.allocatable.gpus < need.gpus:
             why = node.gpu_gap or "without its GPUs"
-        causes[why or f"short of free {lacking(need, free[node.name]) or 'room'}"] += 1
-    text = f"needs {_gpus(need.gpus)} on one node; {len(large)} of {_nodes(len(nodes))} {_have(len(large))} {need.gpus}"
-    short = causes.get("short of free GPUs", 0)
-    if short == len(large):
+        if not why and left[node.name].gpus < need.gpus:
+            short += 1
+        else:
+            causes[why or f"short of free {lacking(need, left[node.name]) or 'room'}"] += 1
+    text = f"needs {_gpus(need.gpus)} on one node; {large} of {_nodes(len(nodes))} {_have(large)} {need.gpus}"
+    if short == large:
         return f"{text}, none has {need.gpus} free now"
+    if short:
+        causes["short of free GPUs"] = short
     return f"{text}, none can take it now: {_top(causes)}"
 
 
