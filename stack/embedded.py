@@ -6,6 +6,7 @@ a `Stack` on the same folder and sees the same thing.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import secrets
@@ -25,7 +26,7 @@ from stack.options import UpOptions
 from stack.paths import Layout, default_data, is_locked, locked, read_json, write_atomic
 from stack.plan import choose_ports, make_plan, needed_tools
 from stack.ports import choose
-from stack.proc import alive, send, uptime
+from stack.proc import alive, send, start_time, uptime
 from stack.process import Probe, ProcessSpec, ProcessStatus, start_order
 from stack.progress import Progress, Silent
 from stack.tools import Toolbox
@@ -38,6 +39,7 @@ class Stack:
 
     def __init__(self, data: Path | None = None) -> None:
         self.layout = Layout.of(data or default_data())
+        self._owner: int | None = None
 
     # ---- up and down
 
@@ -67,6 +69,7 @@ class Stack:
             if not running:
                 realnode.clean(self.layout)  # what a machine that lost power left behind
             extras = self._extras() if running else []
+            self._owner = os.getpid() if options.end_with_caller else None
             self._write_state(plan.endpoints)
             try:
                 # A running second half must not be stopped by a plan that holds the first one only.
@@ -131,6 +134,11 @@ class Stack:
         return is_locked(self.layout.supervisor_lock)
 
     @property
+    def names(self) -> list[str]:
+        """The processes of the plan, in the order in which they are started."""
+        return [spec.name for spec in self._planned()]
+
+    @property
     def endpoints(self) -> Endpoints:
         """What the last `up` chose. Raises StackError if there was none."""
         state = read_json(self.layout.state)
@@ -151,6 +159,21 @@ class Stack:
             since = uptime(value["started"]) if value["started"] is not None else None
             result.append(ProcessStatus(**value, uptime=since))
         return result
+
+    def probe(self) -> list[ProcessStatus]:
+        """The status, with the probes of what counts as ready asked anew: what does not answer is `unready`."""
+        specs = {spec.name: spec for spec in self._planned()}
+
+        async def ask(status: ProcessStatus) -> ProcessStatus:
+            if not status.ready:
+                return status
+            answers = await asyncio.gather(*(probe.passes(timeout=5) for probe in specs[status.name].ready))
+            return status if all(answers) else replace(status, state="unready")
+
+        async def ask_all() -> list[ProcessStatus]:
+            return list(await asyncio.gather(*(ask(status) for status in self.status())))
+
+        return asyncio.run(ask_all())
 
     def process(self, name: str) -> ProcessStatus:
         """One process. Raises StackError if the plan has none of this name."""
@@ -314,8 +337,11 @@ class Stack:
             "id": identifier,
             "processes": [spec.to_json() for spec in ordered],
             "extra": sorted(extra & {spec.name for spec in ordered}),
+            "owner": {"pid": self._owner, "started": start_time(self._owner)} if self._owner else None,
         }
         old = read_json(self.layout.plan)
+        if running and self._owner is None:
+            plan["owner"] = old.get("owner")
         if running and all(old.get(key) == json.loads(json.dumps(plan[key])) for key in ("processes", "extra")):
             return
         write_atomic(self.layout.plan, json.dumps(plan))
@@ -340,6 +366,10 @@ class Stack:
     def _start_supervisor(self) -> None:
         home = str(Path(__file__).parent.parent)
         path = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = os.environ | {"PYTHONPATH": path}
+        key = self.endpoints.temporal_api_key_env
+        if key:  # handed on in memory only; the application's processes look for it under its usual name
+            environment["TEMPORAL_API_KEY"] = os.environ[key]
         self.layout.supervisor.unlink(missing_ok=True)
         with self.log_file("supervisor").open("ab") as log:
             subprocess.run(
@@ -348,7 +378,7 @@ class Stack:
                 stdout=log,
                 stderr=log,
                 cwd=self.layout.root,
-                env=os.environ | {"PYTHONPATH": path},
+                env=environment,
                 check=False,
             )
         deadline = time.monotonic() + 20

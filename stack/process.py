@@ -119,7 +119,7 @@ class ProcessSpec:
         return cls(**fields)
 
 
-State = Literal["waiting", "starting", "ready", "crashed", "stopping", "stopped", "foreign"]
+State = Literal["waiting", "starting", "ready", "crashed", "stopping", "stopped", "unready"]
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class ProcessStatus:
     @property
     def ready(self) -> bool:
         """Whether it passed its probes since it was last started."""
-        return self.state in ("ready", "foreign")
+        return self.state == "ready"
 
 
 def start_order(specs: Sequence[ProcessSpec]) -> list[ProcessSpec]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from stack.paths import Layout, read_json, write_atomic
-from stack.proc import die_with_parent, start_time
+from stack.proc import alive, die_with_parent, start_time
 from stack.process import ProcessSpec, State, start_order
 
 _LOG_LIMIT = 16 * 1024 * 1024
@@ -125,6 +125,7 @@ class Supervisor:
         self.layout = layout
         self.children: dict[str, Child] = {}
         self._plan = ""
+        self._owner: dict[str, int] | None = None
         self._ending = asyncio.Event()
         self._reload = asyncio.Event()
 
@@ -154,7 +155,7 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._ending.set)
         loop.add_signal_handler(signal.SIGHUP, self._reload.set)
-        rotation = asyncio.create_task(self._rotate_logs())
+        chores = [asyncio.create_task(self._rotate_logs()), asyncio.create_task(self._watch_owner())]
         await self._apply()
         ending = asyncio.create_task(self._ending.wait())
         while not self._ending.is_set():
@@ -164,7 +165,8 @@ class Supervisor:
             if self._reload.is_set() and not self._ending.is_set():
                 self._reload.clear()
                 await self._apply()
-        rotation.cancel()
+        for chore in chores:
+            chore.cancel()
         self.note("ending")
         await self._stop(list(self.children))
         self.note("ended")
@@ -181,6 +183,7 @@ class Supervisor:
         self.children.clear()
         self.children.update(fresh)
         self._plan = plan.get("id", "")
+        self._owner = plan.get("owner")
         self.note(f"plan {self._plan}: {', '.join(self.children)}")
         self.write_status()
 
@@ -192,6 +195,16 @@ class Supervisor:
             layer = (left - needed) or left
             await asyncio.gather(*(self.children[name].stop() for name in layer))
             left -= layer
+
+    async def _watch_owner(self) -> None:
+        """Ends everything when the plan's owner, if it has one, is gone."""
+        while True:
+            owner = self._owner
+            if owner is not None and not alive(owner["pid"], owner["started"]):
+                self.note(f"process {owner['pid']}, which wanted this stack, is gone")
+                self._ending.set()
+                return
+            await asyncio.sleep(0.5)
 
     async def _rotate_logs(self) -> None:
         """Keeps every log below two times the limit. The children append, so cutting the file is all it takes."""
