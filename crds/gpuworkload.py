@@ -181,7 +181,7 @@ class Toleration(CRDModel):
     """A toleration as in a pod."""
 
     key: Annotated[StrictStr, Field(max_length=317)] = ""
-    operator: Literal["Exists", "Equal"] = "Equal"
+    operator: Literal["", "Exists", "Equal"] = ""
     value: Annotated[StrictStr, Field(max_length=63)] = ""
     effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = ""
     toleration_seconds: Annotated[Int, Field(json_schema_extra={"format": "int64"})] | None = None
@@ -223,7 +223,9 @@ class GPUWorkloadSpec(CRDModel):
         default=None,
         description="How a node is chosen, such as leastLoaded; left out, the namespace's or the installation's.",
     )
-    retry_policy: RetryPolicy = Field(default_factory=RetryPolicy, description="What happens after a failure.")
+    retry_policy: RetryPolicy = Field(
+        default_factory=RetryPolicy, description="What happens after a failure.", json_schema_extra={"default": {}}
+    )
     image: Annotated[StrictStr, Field(min_length=1, max_length=1024, pattern=r"^\S+$")] | None = Field(
         default=None, description="Container image; left out, the installation's default."
     )
@@ -234,7 +236,9 @@ class GPUWorkloadSpec(CRDModel):
         default=None, description="The container's arguments."
     )
     env: Annotated[list[EnvVar], Field(max_length=128)] | None = Field(
-        default=None, description="The container's environment, beside MODEL_NAME and GPU_COUNT."
+        default=None,
+        description="The container's environment, beside MODEL_NAME and GPU_COUNT.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
     resources: ContainerResources | None = Field(
         default=None, description="The container's CPU, memory and the like; GPUs come from gpuCount."
@@ -273,6 +277,14 @@ class GPUWorkloadSpec(CRDModel):
     )
 
     @model_validator(mode="after")
+    def _env_names_differ(self) -> Self:
+        names = [item.name for item in self.env or ()]
+        twice = next((name for index, name in enumerate(names) if name in names[:index]), None)
+        if twice is not None:
+            raise ValueError(f"env names {twice[:64]} twice")
+        return self
+
+    @model_validator(mode="after")
     def _template_stands_alone(self) -> Self:
         if self.template is not None:
             for name in ("image", "command", "args", "env", "resources"):
@@ -301,6 +313,10 @@ class GPUWorkloadSpec(CRDModel):
             return None, explain_refusal(error, "spec")
         except (RecursionError, TypeError, ValueError) as error:
             return None, f"spec: cannot be read ({type(error).__name__})"
+
+
+# What may change once a Job was created; all else stays as the Job was made from it.
+MUTABLE = ("suspend", "priority", "activeDeadlineSeconds")
 
 
 class Condition(CRDModel):
