@@ -22,7 +22,7 @@ LEASE = "gpu-orchestrator.gpu.warp.dev"
 
 def run_controller(options: ProcessOptions, *, resync: float) -> None:
     async def main(traced: bool) -> None:
-        temporal = await connect_temporal(options.temporal_address, options.temporal_namespace, traced=traced)
+        temporal = await connect_temporal(options, traced=traced)
         async with await KubeClient.connect(options.kubeconfig, options.context, user_agent="berth-controller") as kube:
             await serve(kube, temporal, options, resync=resync)
 

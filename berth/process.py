@@ -36,23 +36,24 @@ class ProcessOptions:
     log_level: str = "info"
 
 
-async def connect_temporal(address: str | None, namespace: str | None, *, traced: bool = False) -> Client:
-    """Connects lazily, so that a Temporal that is away delays work instead of crashing the process.
+async def connect_temporal(options: ProcessOptions, *, traced: bool = False, lazy: bool = True) -> Client:
+    """Connects lazily, so that a Temporal that is away delays work instead of crashing the process; a worker cannot be
+    lazy, so for it an unreachable Temporal is a RuntimeError or RPCError here.
 
     What the arguments leave open comes from Temporal's own environment configuration (TEMPORAL_ADDRESS,
     TEMPORAL_NAMESPACE, TEMPORAL_API_KEY, TEMPORAL_TLS_*, or a profile file).
     """
     config = ClientConfig.load_client_connect_config()
-    if address:
-        config["target_host"] = address
-    if namespace:
-        config["namespace"] = namespace
+    if options.temporal_address:
+        config["target_host"] = options.temporal_address
+    if options.temporal_namespace:
+        config["namespace"] = options.temporal_namespace
     config.setdefault("target_host", "127.0.0.1:7233")
     return await Client.connect(
         **config,
         data_converter=pydantic_data_converter,
         interceptors=[TracingInterceptor()] if traced else [],
-        lazy=True,
+        lazy=lazy,
     )
 
 

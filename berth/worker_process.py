@@ -42,14 +42,13 @@ def run_worker(options: ProcessOptions, *, take_over: bool = False) -> None:
     """`take_over`: make this build the current one even if another is (an upgrade); else only if none is."""
 
     async def main(traced: bool) -> None:
-        temporal = await connect_temporal(options.temporal_address, options.temporal_namespace, traced=traced)
         async with await KubeClient.connect(options.kubeconfig, options.context, user_agent="berth-worker") as kube:
-            await serve(kube, temporal, options, take_over=take_over)
+            await serve(kube, options, traced=traced, take_over=take_over)
 
     run_process("berth-worker", options, main)
 
 
-async def serve(kube: KubeClient, temporal: Client, options: ProcessOptions, *, take_over: bool) -> None:
+async def serve(kube: KubeClient, options: ProcessOptions, *, traced: bool, take_over: bool) -> None:
     cache = ClusterCache(kube)
     events = EventRecorder(kube, "berth-worker", os.uname().nodename)
     working = False
@@ -67,7 +66,7 @@ async def serve(kube: KubeClient, temporal: Client, options: ProcessOptions, *, 
     try:
         async with asyncio.TaskGroup() as group:
             background = [group.create_task(cache.run()), group.create_task(events.run())]
-            await _until_reachable(temporal)
+            temporal = await _reach_temporal(options, traced=traced)
             worker = build_worker(temporal, cache, kube, events)
             background.append(group.create_task(_keep_current(temporal, take_over)))
             working = True
@@ -106,33 +105,41 @@ def build_worker(temporal: Client, cache: ClusterCache, kube: KubeClient, events
     )
 
 
-async def _until_reachable(temporal: Client) -> None:
-    """Waits for Temporal and makes sure that it knows berth's search attributes."""
-    wanted = {key.name: IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD for key in (KIND, NAMESPACE, NAME, NODE, PHASE)}
+async def _reach_temporal(options: ProcessOptions, *, traced: bool) -> Client:
+    """Waits for Temporal, however long that takes, and makes sure that it knows berth's search attributes."""
     pause = 0.5
     while True:
         try:
-            known = await temporal.operator_service.list_search_attributes(
-                ListSearchAttributesRequest(namespace=temporal.namespace)
-            )
-            missing = {name: kind for name, kind in wanted.items() if name not in known.custom_attributes}
-            if missing:
-                await temporal.operator_service.add_search_attributes(
-                    AddSearchAttributesRequest(namespace=temporal.namespace, search_attributes=missing)
-                )
-            return
-        except RPCError as refused:
-            if refused.status == RPCStatusCode.ALREADY_EXISTS:
-                return
-            if refused.status in (RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNIMPLEMENTED):
-                log.warning(
-                    "cannot check Temporal's search attributes (%s); if %s are missing, create them as Keyword",
-                    refused.message, ", ".join(wanted),
-                )  # fmt: skip
-                return
-            log.warning("waiting for Temporal at %s: %s", temporal.service_client.config.target_host, refused.message)
+            temporal = await connect_temporal(options, traced=traced, lazy=False)
+            await _add_search_attributes(temporal)
+            return temporal
+        except (RPCError, RuntimeError) as away:
+            log.warning("waiting for Temporal: %s", away)
             await asyncio.sleep(pause)
-            pause = min(pause * 2, 10.0)
+            pause = min(pause * 2, 5.0)
+
+
+async def _add_search_attributes(temporal: Client) -> None:
+    wanted = {key.name: IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD for key in (KIND, NAMESPACE, NAME, NODE, PHASE)}
+    try:
+        known = await temporal.operator_service.list_search_attributes(
+            ListSearchAttributesRequest(namespace=temporal.namespace)
+        )
+        missing = {name: kind for name, kind in wanted.items() if name not in known.custom_attributes}
+        if missing:
+            await temporal.operator_service.add_search_attributes(
+                AddSearchAttributesRequest(namespace=temporal.namespace, search_attributes=missing)
+            )
+    except RPCError as refused:
+        if refused.status == RPCStatusCode.ALREADY_EXISTS:
+            return
+        if refused.status not in (RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNIMPLEMENTED):
+            raise
+        log.warning(
+            "cannot check Temporal's search attributes (%s); if any of %s is missing, create it as Keyword",
+            refused.message,
+            ", ".join(wanted),
+        )
 
 
 async def make_current(temporal: Client, *, only_if_none: bool) -> bool:

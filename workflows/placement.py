@@ -47,11 +47,14 @@ class Placement:
         self._fresh: Versions = {}
         self._last = Decision()
         self._behind = False
+        self._in_round = False
 
     @workflow.signal(description="Something changed in the cluster: look again")
     def poke(self, poke: Poke) -> None:
-        self._poked = True
         self._fresh = newest(self._fresh, poke.seen)
+        # Room that came free concerns only those who wait for it, and promises that wait to be seen.
+        if "gpuworkloads" in poke.seen or self._in_round or self._last.queued or self._state.ledger.in_flight:
+            self._poked = True
 
     @workflow.signal(description="A workload comes back for its next turn")
     def requeue(self, back: Requeue) -> None:
@@ -71,7 +74,9 @@ class Placement:
                     await workflow.wait_condition(lambda: self._poked, timeout=wait)
                 except TimeoutError:
                     self._poked = True
+            self._in_round = True
             await self._round()
+            self._in_round = False
         # Signals that arrived during the last round are in the state already: their handlers never wait.
         workflow.continue_as_new(self._state)
 

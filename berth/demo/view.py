@@ -84,9 +84,9 @@ def models(fleet: Fleet, sample: Sample, width: int) -> Table:
     table = Table.grid(padding=(0, 1), expand=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True, min_width=9)
     table.add_column(no_wrap=True)
-    room = width - 8 - 11 - 3
+    room = width - 8 - 9 - 4
     bar_width = room * 2 // 5
     for model, gpus in sorted(fleet.capacity.items(), key=lambda entry: (-entry[1], entry[0])):
         used = sample.used.get(model, 0)

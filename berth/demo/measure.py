@@ -1,0 +1,139 @@
+"""Measures what a run cost: requests that the API server counted, sizes of Temporal histories, memory of processes.
+
+For the demo and the benchmarks. Read from the sources themselves; nothing is estimated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+from temporalio.client import Client
+
+from kube.connection import Connection
+from workflows.messages import placement_id
+
+WRITES = ("POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION")
+_LINE = re.compile(rb"^apiserver_request_total\{([^}]*)\} ([0-9.e+]+)$", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One kind of write as the API server counts it: `what` is resource[.group][/subresource]."""
+
+    verb: str
+    what: str
+    ok: bool
+
+
+async def api_writes(kubeconfig: Path) -> Counter[Request]:
+    """All writes since the API server started, dry runs left out; two of them subtracted give a run's.
+
+    From `apiserver_request_total` at /metrics, which counts by verb and resource; it knows no user agents.
+    """
+    connection = await Connection.open(kubeconfig, None, user_agent="berth-measure", timeout=30.0)
+    try:
+        timeout = aiohttp.ClientTimeout(total=30.0)
+        url = f"{connection.host}/metrics"
+        async with connection.session.get(url, timeout=timeout, **connection.options) as response:
+            response.raise_for_status()
+            return parse_writes(await response.read())
+    finally:
+        await connection.close()
+
+
+def parse_writes(text: bytes) -> Counter[Request]:
+    """The writes in a page of the API server's metrics."""
+    totals: Counter[Request] = Counter()
+    for match in _LINE.finditer(text):
+        labels = dict(_LABEL.findall(match.group(1).decode()))
+        if labels.get("verb") not in WRITES or labels.get("dry_run"):
+            continue
+        what = ".".join(filter(None, (labels.get("resource", ""), labels.get("group", ""))))
+        if labels.get("subresource"):
+            what += f"/{labels['subresource']}"
+        totals[Request(labels["verb"], what, labels.get("code", "").startswith("2"))] += int(float(match.group(2)))
+    return totals
+
+
+def writes_between(before: Counter[Request], after: Counter[Request]) -> dict[str, int]:
+    """What was written in between, most first: 'VERB resource' → count; what failed is marked."""
+    spent = Counter(after)
+    spent.subtract(before)
+    named = {f"{r.verb} {r.what}{'' if r.ok else ' (refused)'}": n for r, n in spent.items() if n > 0}
+    return dict(sorted(named.items(), key=lambda entry: (-entry[1], entry[0])))
+
+
+@dataclass(frozen=True, slots=True)
+class Histories:
+    """Sizes of workflow histories: of each closed workload's own, and of the shared ledger (all of its runs)."""
+
+    events: tuple[int, ...] = ()
+    size: tuple[int, ...] = ()
+    still_open: int = 0
+    ledger_events: int = 0
+    ledger_bytes: int = 0
+    ledger_runs: int = 0
+
+
+async def histories(client: Client, namespace: str, expected: int, timeout: float = 15.0) -> Histories:
+    """Reads them from Temporal, which lists a workflow some moments after it closed: waits for `expected` of them.
+
+    `namespace`: the Kubernetes namespace of the workloads (search attribute BerthNamespace).
+    """
+    deadline = time.monotonic() + timeout
+    query = f'BerthKind = "GPUWorkload" AND BerthNamespace = "{namespace}"'
+    while True:
+        events: Counter[str] = Counter()
+        size: Counter[str] = Counter()
+        still_open = 0
+        async for run in client.list_workflows(query, page_size=1000):
+            if run.close_time is None:
+                still_open += 1
+                continue
+            events[run.id] += run.history_length
+            size[run.id] += run.raw_info.history_size_bytes
+        if (len(events) >= expected and not still_open) or time.monotonic() > deadline:
+            break
+        await asyncio.sleep(0.5)
+    ledger = await _ledger(client)
+    return Histories(tuple(events.values()), tuple(size.values()), still_open, *ledger)
+
+
+async def _ledger(client: Client, pool: str = "default") -> tuple[int, int, int]:
+    """Events, bytes and runs of the placement ledger; Temporal lists lengths of closed runs only."""
+    events = size = runs = 0
+    async for run in client.list_workflows(f'WorkflowId = "{placement_id(pool)}"'):
+        described = await client.get_workflow_handle(run.id, run_id=run.run_id).describe()
+        events += described.history_length
+        size += described.raw_info.history_size_bytes
+        runs += 1
+    return events, size, runs
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Of one process, in bytes: resident, the proportional share of it, and the highest resident size so far."""
+
+    rss: int
+    pss: int
+    peak: int
+
+
+def memory(pid: int) -> Memory:
+    """From /proc/<pid>; raises OSError when the process is gone."""
+    proc = Path("/proc") / str(pid)
+    rollup = _kilobytes((proc / "smaps_rollup").read_text())
+    status = _kilobytes((proc / "status").read_text())
+    return Memory(rollup["Rss"] * 1024, rollup["Pss"] * 1024, status["VmHWM"] * 1024)
+
+
+def _kilobytes(text: str) -> Mapping[str, int]:
+    return {name: int(value) for name, value in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
