@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from planning.model import Assignment, JobView, NodeView, PodView, Resources, Snapshot
+from planning.model import Assignment, JobView, Ledger, NodeView, PodView, Resources, Snapshot
 
 
 @dataclass(slots=True)
@@ -64,6 +64,15 @@ class Belongings:
         """Whether the assignment's Job, or a later one, is visible."""
         jobs = self.jobs.get((assignment.namespace, assignment.uid), ())
         return any(job.attempt >= assignment.turn.attempt for job in jobs)
+
+
+def standing(snapshot: Snapshot, ledger: Ledger, belongings: Belongings) -> dict[str, Assignment]:
+    """The promises still to be counted: their Job is neither visible nor known to have come and gone."""
+    return {
+        uid: promise
+        for uid, promise in ledger.in_flight.items()
+        if not belongings.visible(promise) and not (0 < ledger.made.get(uid, 0) <= snapshot.jobs_version)
+    }
 
 
 def room(

@@ -19,14 +19,15 @@ def after_deciding(ledger: Ledger, decision: Decision, asked: Ledger) -> Ledger:
     one that came back for a later Job than the promised one that was seen: it is still to be placed.
     """
     in_flight, turns = dict(ledger.in_flight), dict(ledger.turns)
-    held, rejected = dict(ledger.held), dict(ledger.rejected)
+    held, rejected, made = dict(ledger.held), dict(ledger.rejected), dict(ledger.made)
     for uid in decision.seen:
+        made.pop(uid, None)
         promise, turn = in_flight.pop(uid, None), turns.get(uid)
         over = promise is None or turn is None or turn.attempt <= promise.turn.attempt
         if over and turn == asked.turns.get(uid):
             turns.pop(uid, None)
     for uid in decision.forget:
-        for facts in (in_flight, turns, held, rejected):
+        for facts in (in_flight, turns, held, rejected, made):
             facts.pop(uid, None)
     for withdrawal in decision.withdrawals:
         turns[withdrawal.uid] = later(turns.get(withdrawal.uid), withdrawal.next_turn)
@@ -36,13 +37,21 @@ def after_deciding(ledger: Ledger, decision: Decision, asked: Ledger) -> Ledger:
     for assignment in decision.assignments:
         in_flight[assignment.uid] = assignment
         rejected.pop(assignment.uid, None)
-    return Ledger(in_flight, turns, held, rejected)
+        made.pop(assignment.uid, None)
+    return Ledger(in_flight, turns, held, rejected, made)
 
 
 def after_carrying_out(
-    ledger: Ledger, stale: Iterable[str], refused: Iterable[Verdict], rejected: Mapping[str, int]
+    ledger: Ledger,
+    stale: Iterable[str],
+    refused: Iterable[Verdict],
+    rejected: Mapping[str, int],
+    made: Mapping[str, int] | None = None,
 ) -> Ledger:
-    """The ledger once the decision's effects are known. A stale or refused assignment has no Job: its promise ends."""
+    """The ledger once the decision's effects are known. A stale or refused assignment has no Job: its promise ends.
+
+    `made`: the resourceVersions of the Jobs that were created, by workload UID.
+    """
     in_flight, turns, held = dict(ledger.in_flight), dict(ledger.turns), dict(ledger.held)
     for uid in stale:
         in_flight.pop(uid, None)
@@ -50,7 +59,8 @@ def after_carrying_out(
         in_flight.pop(verdict.uid, None)
         turns.pop(verdict.uid, None)
         held[verdict.uid] = verdict.turn.attempt
-    return Ledger(in_flight, turns, held, {**ledger.rejected, **rejected})
+    known = {uid: version for uid, version in {**ledger.made, **(made or {})}.items() if uid in in_flight}
+    return Ledger(in_flight, turns, held, {**ledger.rejected, **rejected}, known)
 
 
 def after_requeue(ledger: Ledger, uid: str, turn: Turn) -> Ledger:

@@ -170,17 +170,20 @@ class Ledger:
     turns: the next turn of workloads that came back (0/0 for all others).
     held: workloads handed to their own workflow with a verdict and not back yet -> the attempt it was about.
     rejected: workloads whose template the API server refused in a dry run -> the generation it refused.
+    made: the resourceVersion that an in-flight promise's Job was created with, once it is known to be: a cache that
+    has seen that version and shows no such Job tells that the Job came and went, and the promise with it.
     """
 
     in_flight: dict[str, Assignment] = field(default_factory=dict)
     turns: dict[str, Turn] = field(default_factory=dict)
     held: dict[str, int] = field(default_factory=dict)
     rejected: dict[str, int] = field(default_factory=dict)
+    made: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The cluster at one moment, as the planner's cache shows it."""
+    """The cluster at one moment, as the planner's cache shows it. `jobs_version`: how new its view of Jobs is."""
 
     now: float
     nodes: tuple[NodeView, ...]
@@ -188,6 +191,7 @@ class Snapshot:
     jobs: tuple[JobView, ...]
     workloads: tuple[WorkloadView, ...]
     defaults: Defaults
+    jobs_version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +241,7 @@ class Decision:
     examine: list[Waiting] = field(default_factory=list)  # templates to check by a dry-run Job, before they queue
     verdicts: list[Verdict] = field(default_factory=list)
     withdrawals: list[Withdrawal] = field(default_factory=list)
-    seen: list[str] = field(default_factory=list)  # in-flight UIDs whose Job the cache shows: the promise is visible
+    seen: list[str] = field(default_factory=list)  # UIDs whose promise or turn is over: the cache showed its Job
     forget: list[str] = field(default_factory=list)  # UIDs of the ledger that are gone or tombstones
     queued: int = 0  # workloads still waiting for a place after this round
     more: bool = False  # the round was cut at its limit; decide again at once

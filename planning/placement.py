@@ -7,12 +7,13 @@ room for it (backfill) is left to a later issue. The same snapshot, ledger and s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from crds.gpuworkload import GPUWorkloadSpec
 from crds.settings import Settings
 from planning import status, strategies
-from planning.capacity import Belongings, Room, room
+from planning.capacity import Belongings, Room, room, standing
 from planning.filters import Constraints, Shape, able_when_empty, explain_never, explain_now, refusal
 from planning.jobs import refusal as spec_refusal
 from planning.jobs import shape_of
@@ -134,7 +135,8 @@ def decide(snapshot: Snapshot, ledger: Ledger, settings: Settings, *, limit: int
     precondition, so that a decision on an old view ends as stale and not as a Job.
     """
     mine = Belongings.of(snapshot.jobs, snapshot.pods)
-    floor = _Floor(snapshot.nodes, room(snapshot, ledger.in_flight, mine))
+    promised = standing(snapshot, ledger, mine)
+    floor = _Floor(snapshot.nodes, room(snapshot, promised, mine))
     decision, budget = Decision(), _Budget()
     more, queued = False, 0
 
@@ -146,7 +148,7 @@ def decide(snapshot: Snapshot, ledger: Ledger, settings: Settings, *, limit: int
 
     queue: list[_Queued] = []
     for view in snapshot.workloads:
-        if view.finished or view.deleting or view.uid in ledger.held or view.uid in ledger.in_flight:
+        if view.finished or view.deleting or view.uid in ledger.held or view.uid in promised:
             continue
         turn = ledger.turns.get(view.uid, Turn())
         jobs = mine.jobs.get((view.namespace, view.uid), ())
@@ -187,9 +189,7 @@ def decide(snapshot: Snapshot, ledger: Ledger, settings: Settings, *, limit: int
             message = floor.explain(shape)
             if budget.pays(message):
                 decision.verdicts.append(
-                    Verdict(
-                        view.uid, view.namespace, view.name, wish.turn, NO_SUITABLE_NODE, message, view.generation
-                    )
+                    Verdict(view.uid, view.namespace, view.name, wish.turn, NO_SUITABLE_NODE, message, view.generation)
                 )
             else:
                 more = True
@@ -208,11 +208,11 @@ def decide(snapshot: Snapshot, ledger: Ledger, settings: Settings, *, limit: int
         examine=decision.examine,
         verdicts=decision.verdicts,
         withdrawals=decision.withdrawals,
-        seen=_seen(snapshot, ledger, mine),
-        forget=_forget(snapshot, ledger, mine),
+        seen=_seen(snapshot, ledger, promised),
+        forget=_forget(snapshot, ledger),
         queued=queued,
         more=more,
-        wake_after=_wake_after(snapshot, ledger, mine, settings, bool(decision.assignments)),
+        wake_after=_wake_after(snapshot, mine, settings, bool(decision.assignments or promised)),
     )
 
 
@@ -276,6 +276,11 @@ def _assignment(wish: _Queued, node: str) -> Assignment:
     )
 
 
+def _verdict(wish: _Queued, message: str) -> Verdict:
+    view = wish.view
+    return Verdict(view.uid, view.namespace, view.name, wish.turn, NO_SUITABLE_NODE, message, view.generation)
+
+
 def _unbound(snapshot: Snapshot, mine: Belongings) -> list[JobView]:
     """Unfinished Jobs none of whose pods is known to be on a node."""
     return [
@@ -315,12 +320,12 @@ def _withdrawals(snapshot: Snapshot, mine: Belongings, settings: Settings) -> li
     return found
 
 
-def _seen(snapshot: Snapshot, ledger: Ledger, mine: Belongings) -> list[str]:
-    """In-flight promises whose Job is visible; and turns that a visible Job has reached, where nothing is in flight.
+def _seen(snapshot: Snapshot, ledger: Ledger, promised: Mapping[str, Assignment]) -> list[str]:
+    """Promises whose Job is visible, or came and went; and turns that a visible Job has reached, nothing in flight.
 
     A turn beyond the Job that is visible stays: the workload came back and waits for that Job to go.
     """
-    seen = [uid for uid, promise in ledger.in_flight.items() if mine.visible(promise)]
+    seen = [uid for uid in ledger.in_flight if uid not in promised]
     newest: dict[str, int] = {}
     for job in snapshot.jobs:
         newest[job.workload_uid] = max(newest.get(job.workload_uid, -1), job.attempt)
@@ -330,7 +335,7 @@ def _seen(snapshot: Snapshot, ledger: Ledger, mine: Belongings) -> list[str]:
     return seen
 
 
-def _forget(snapshot: Snapshot, ledger: Ledger, mine: Belongings) -> list[str]:
+def _forget(snapshot: Snapshot, ledger: Ledger) -> list[str]:
     """Workloads of the ledger that are gone or ended.
 
     Safe for promises too: a Job is created only after the workload has berth's finalizer, and that goes only when the
@@ -343,13 +348,11 @@ def _forget(snapshot: Snapshot, ledger: Ledger, mine: Belongings) -> list[str]:
     return sorted(gone - held_up)
 
 
-def _wake_after(
-    snapshot: Snapshot, ledger: Ledger, mine: Belongings, settings: Settings, promised: bool
-) -> float | None:
-    """Seconds until the next bind deadline; a promise of this round has its whole deadline before it."""
+def _wake_after(snapshot: Snapshot, mine: Belongings, settings: Settings, promised: bool) -> float | None:
+    """Seconds until the next bind deadline; a promise whose Job is not visible has its whole deadline before it."""
     deadline = float(settings.bind_deadline_seconds)
     due = [job.created + deadline - snapshot.now for job in _unbound(snapshot, mine)]
     waits = [min(seconds, deadline) for seconds in due if seconds > 0]  # a clock that jumped back must not add to it
-    if promised or any(not mine.visible(promise) for promise in ledger.in_flight.values()):
+    if promised:
         waits.append(deadline)
     return min(waits, default=None)
