@@ -56,7 +56,7 @@ class Stack:
         processes. Calling this on a running stack changes what differs and leaves the rest alone.
         """
         options, shown = options or UpOptions(), progress or Silent()
-        realnode.check(options)
+        realnode.prepare(options, shown)
         self.layout.create()
         found = Toolbox(options.tools).ensure(needed_tools(options), shown)
         with locked(self.layout.lock, lambda: shown.update("stack", "waiting for another `berth up` or `down`")):
@@ -67,7 +67,9 @@ class Stack:
                 ports = kept | choose_ports(self.layout, options, {}, default_data()) | kept
             plan = make_plan(self.layout, options, found, ports)
             if not running:
-                realnode.clean(self.layout)  # what a machine that lost power left behind
+                realnode.clean(self.layout)  # what a supervisor that was killed left behind
+            elif not options.real_node:
+                self._end_node(shown)
             extras = self._extras() if running else []
             self._owner = os.getpid() if options.end_with_caller else None
             self._write_state(plan.endpoints)
@@ -106,11 +108,7 @@ class Stack:
     def _end(self, shown: Progress) -> bool:
         was_running = self.running
         if was_running:
-            if any(spec.name == realnode.KUBELET for spec in self._planned()):
-                shown.update("stack", "ending the node's pods")
-                left = [spec for spec in self._planned() if realnode.KUBELET not in (spec.name, *spec.after)]
-                self._adopt(left, self._extra_names())
-                realnode.end_pods(self.layout, self.endpoints)
+            self._end_node(shown)
             shown.update("stack", "ending")
             own = read_json(self.layout.supervisor)
             if own:
@@ -125,6 +123,19 @@ class Stack:
             shown.finish("stack", "ended")
         realnode.clean(self.layout)
         return was_running
+
+    def _end_node(self, shown: Progress) -> None:
+        """Stops the real node's kubelet, then its pods, and leaves containerd to be ended like everything else."""
+        planned = self._planned()
+        if not any(spec.name == realnode.KUBELET for spec in planned):
+            return
+        shown.update("stack", "ending the node's pods")
+        waiting = {realnode.KUBELET}
+        for spec in planned:  # in the order of starting, so that one pass finds everything behind the kubelet
+            if waiting & set(spec.after):
+                waiting.add(spec.name)
+        self._adopt([spec for spec in planned if spec.name not in waiting], self._extra_names())
+        realnode.end_pods(self.layout, self.endpoints.tools)
 
     # ---- what is
 

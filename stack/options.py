@@ -47,8 +47,8 @@ class UpOptions:
 
     `keep_history`: etcd forgets no revision. `event_ttl`: a Go duration. `node_monitor_grace`: a Go duration after
     which a silent node counts as lost; empty for Kubernetes' own. `etcd_fsync`: off saves time and loses data only if
-    the whole machine fails. `tools`: explicit paths of programs by name. `end_with_caller`: the stack ends when the process
-    that called `up` is gone, however it went, so that a killed test run leaves nothing behind.
+    the whole machine fails. `tools`: explicit paths of programs by name. `end_with_caller`: the stack ends when the
+    process that called `up` is gone, however it went, so that a killed test run leaves nothing behind.
     """
 
     cluster: ExistingCluster | None = None

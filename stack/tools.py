@@ -94,7 +94,14 @@ TOOLS: dict[str, Tool] = {
         _containerd("containerd"),
         _containerd("containerd-shim-runc-v2", asks=("-v",)),
         _containerd("ctr"),
-        Tool("crictl", "critools", "sigs.k8s.io/cri-tools/cmd/crictl", "1.36.0", r"1\.36\.\d+"),
+        Tool(
+            "crictl",
+            "critools",
+            "sigs.k8s.io/cri-tools/cmd/crictl",
+            "1.36.0",
+            r"1\.36\.\d+",
+            defines=("sigs.k8s.io/cri-tools/pkg/version.Version=1.36.0",),
+        ),
         Tool(
             "critest",
             "critools",
