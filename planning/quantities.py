@@ -50,9 +50,8 @@ def _parsed(text: str) -> Decimal:
     number, suffix = Decimal(match[1]), match[2]
     if not suffix:
         return number
-    if suffix[0] in "eE" and len(suffix) > 1:
-        return _EXACT.multiply(number, Decimal(10) ** int(suffix[1:]))
-    return _EXACT.multiply(number, _BINARY.get(suffix) or _DECIMAL[suffix])
+    unit = _BINARY.get(suffix) or _DECIMAL.get(suffix) or Decimal(10) ** int(suffix[1:])
+    return _EXACT.multiply(number, unit)
 
 
 def whole(value: object, unit: Decimal = Decimal(1)) -> int:

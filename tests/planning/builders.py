@@ -1,0 +1,96 @@
+"""Small makers of planning's values, so that a test says only what it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from crds.gpuworkload import GPUWorkloadSpec
+from crds.settings import Settings
+from planning.model import (
+    Assignment,
+    Decision,
+    Defaults,
+    JobView,
+    Ledger,
+    NodeView,
+    PodView,
+    Resources,
+    Snapshot,
+    Taint,
+    Turn,
+    WorkloadView,
+)
+from planning.naming import job_name
+from planning.placement import decide
+
+SETTINGS = Settings()
+GIB = 2**30
+NOW = 1_000_000.0
+
+
+def node(name: str, gpus: int = 8, **changes: Any) -> NodeView:
+    view = NodeView(
+        name, f"uid-{name}", 1, True, False, (), {"kubernetes.io/hostname": name},
+        Resources(gpus, 64_000, 256 * GIB, 110),
+    )  # fmt: skip
+    return replace(view, **changes)
+
+
+def taint(key: str, effect: str = "NoSchedule", value: str = "") -> Taint:
+    return Taint(key, value, effect)
+
+
+def workload(uid: str, gpus: int = 1, *, spec: Mapping[str, Any] | None = None, **changes: Any) -> WorkloadView:
+    """A workload whose name is its uid; `spec` adds to the minimal one."""
+    raw = {"modelName": "m", "gpuCount": gpus, **(spec or {})}
+    parsed, invalid = GPUWorkloadSpec.parse(raw)
+    view = WorkloadView(uid, "ns", uid, 1, 1, NOW - 100, parsed, invalid, finalizer=True)
+    return replace(view, **changes)
+
+
+def job(uid: str, node_name: str, attempt: int = 0, *, gpus: int = 1, **changes: Any) -> JobView:
+    name = job_name(uid, uid, attempt)
+    view = JobView(
+        f"{uid}-job-{attempt}", "ns", name, 1, uid, attempt, 0, node_name, Resources(gpus, 0, 0, 1), NOW,
+    )  # fmt: skip
+    return replace(view, **changes)
+
+
+def pod(name: str, node_name: str = "", *, gpus: int = 0, of: JobView | None = None, **changes: Any) -> PodView:
+    view = PodView(f"uid-{name}", "ns", name, 1, node_name, Resources(gpus, 0, 0, 1))
+    if of is not None:
+        view = replace(view, requests=of.requests, workload_uid=of.workload_uid, job_name=of.name)
+    return replace(view, **changes)
+
+
+def promise(uid: str, node_name: str, attempt: int = 0, *, gpus: int = 1) -> Assignment:
+    return Assignment(
+        uid, "ns", uid, 1, 1, Turn(attempt), node_name, Resources(gpus, 0, 0, 1), "leastLoaded",
+        job_name(uid, uid, attempt),
+    )  # fmt: skip
+
+
+def snapshot(
+    nodes: Sequence[NodeView] = (), workloads: Sequence[WorkloadView] = (), *, jobs: Sequence[JobView] = (),
+    pods: Sequence[PodView] = (), strategy: str = "leastLoaded", namespaces: Mapping[str, str] | None = None,
+    now: float = NOW, jobs_version: int = 0,
+) -> Snapshot:  # fmt: skip
+    return Snapshot(
+        now,
+        tuple(nodes),
+        tuple(pods),
+        tuple(jobs),
+        tuple(workloads),
+        Defaults(strategy, namespaces or {}),
+        jobs_version,
+    )
+
+
+def round_of(seen: Snapshot, ledger: Ledger | None = None, *, limit: int = 1000, seed: int = 7) -> Decision:
+    return decide(seen, ledger or Ledger(), SETTINGS, limit=limit, seed=seed)
+
+
+def placed(decision: Decision) -> dict[str, str]:
+    return {assignment.uid: assignment.node for assignment in decision.assignments}

@@ -1,0 +1,302 @@
+"""Rounds of placement: who goes where, who waits and why, and what the ledger is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planning import status
+from planning.model import Ledger, Resources, Turn, WorkloadView
+from planning.strategies import Candidate, Request, find, installed
+from tests.planning.builders import GIB, NOW, job, node, placed, pod, promise, round_of, snapshot, taint, workload
+
+TEMPLATE = {"template": {"spec": {"containers": [{"name": "a", "image": "b"}]}}}
+
+
+def told(view: WorkloadView, reason: str, phase: str = "Scheduling") -> WorkloadView:
+    """The workload as it looks once its status tells of `reason`."""
+    conditions = [{"type": "Scheduled", "status": "False", "reason": reason}]
+    return replace(view, status={"phase": phase, "observedGeneration": view.generation, "conditions": conditions})
+
+
+def test_priority_then_age_then_name() -> None:
+    queue = [
+        workload("young", created=NOW - 1),
+        workload("old", created=NOW - 9),
+        workload("low", spec={"priority": "low"}, created=NOW - 99),
+        workload("high", spec={"priority": "high"}),
+        workload("highest", spec={"priority": 101}),
+        workload("b-same", created=NOW - 5),
+        workload("a-same", created=NOW - 5),
+    ]
+    decision = round_of(snapshot([node("n", 7)], queue))
+    assert [a.uid for a in decision.assignments] == ["highest", "high", "old", "a-same", "b-same", "young", "low"]
+
+
+def test_what_does_not_fit_is_skipped_and_waits() -> None:
+    decision = round_of(snapshot([node("n", 4)], [workload("a", 3), workload("b", 2), workload("c", 1)]))
+    assert placed(decision) == {"a": "n", "c": "n"}
+    assert [(w.uid, w.reason) for w in decision.waiting] == [("b", "WaitingForCapacity")]
+    assert "none has 2 free now" in decision.waiting[0].message and decision.queued == 1 and not decision.more
+
+
+def test_who_waits_already_and_is_told_so_costs_no_write() -> None:
+    view = told(workload("a", 8), "WaitingForCapacity")
+    seen = snapshot([node("n")], [view], pods=[pod("p", "n", gpus=1)])
+    assert round_of(seen).waiting == [] and round_of(seen).queued == 1
+    edited = replace(view, generation=2)
+    assert len(round_of(snapshot([node("n")], [edited], pods=[pod("p", "n", gpus=1)])).waiting) == 1
+
+
+def test_a_status_that_was_written_is_what_the_next_round_expects() -> None:
+    for view, reason in [
+        (workload("a", 8), "WaitingForCapacity"),
+        (workload("a", spec={"suspend": True}), "Suspended"),
+        (workload("a", 9), "Invalid"),
+        (workload("a", spec={"schedulingStrategy": "nope"}), "UnknownStrategy"),
+    ]:
+        seen = snapshot([node("n")], [view], pods=[pod("p", "n", gpus=1)])
+        entry = round_of(seen).waiting[0]
+        assert entry.reason == reason
+        written = status.waiting(view, entry, NOW)
+        assert written is not None
+        after = replace(view, status=written)
+        assert round_of(snapshot([node("n")], [after], pods=[pod("p", "n", gpus=1)])).waiting == []
+
+
+def test_the_limit_cuts_a_round_and_says_so() -> None:
+    queue = [workload(f"w{i}") for i in range(5)]
+    decision = round_of(snapshot([node("n")], queue), limit=2)
+    assert len(decision.assignments) == 2 and decision.more and decision.queued == 3
+    exact = round_of(snapshot([node("n")], queue), limit=5)
+    assert not exact.more and exact.queued == 0
+
+
+def test_no_decision_is_too_large_for_a_history() -> None:
+    queue = [workload(f"w{i:05}", spec={"x" * 200: 1}) for i in range(5000)]
+    decision = round_of(snapshot([node("n")], queue))
+    assert decision.more and 0 < sum(len(w.message) + 300 for w in decision.waiting) < 700_000
+
+
+@pytest.mark.parametrize(
+    "changes", [{"deleting": True}, {"status": {"phase": "Succeeded"}}, {"status": {"phase": "Failed"}}]
+)
+def test_who_is_going_or_gone_gets_nothing(changes: dict[str, Any]) -> None:
+    decision = round_of(snapshot([node("n")], [workload("a", **changes)]))
+    assert not decision.assignments and not decision.waiting and decision.queued == 0
+
+
+@pytest.mark.parametrize("ledger", [Ledger(in_flight={"a": promise("a", "n")}), Ledger(held={"a": 0})])
+def test_who_is_promised_or_held_is_not_placed_again(ledger: Ledger) -> None:
+    decision = round_of(snapshot([node("n")], [workload("a")]), ledger)
+    assert not decision.assignments and not decision.waiting
+
+
+def test_who_has_a_job_is_followed_by_its_own_workflow() -> None:
+    seen = snapshot([node("n")], [workload("a")], jobs=[job("a", "n", finished="Failed")])
+    assert round_of(seen) == replace(round_of(seen), assignments=[], waiting=[], queued=0)
+
+
+def test_the_next_job_follows_only_when_the_old_ones_pods_are_gone() -> None:
+    old = job("a", "n", 0, finished="Failed")
+    ledger = Ledger(turns={"a": Turn(1, 1)})
+    for jobs, pods in ([[old], []], [[], [pod("p", "n", of=old, terminating=True)]]):
+        decision = round_of(snapshot([node("n")], [workload("a")], jobs=jobs, pods=pods), ledger)
+        assert [w.reason for w in decision.waiting] == ["WaitingForPods"] and decision.queued == 1
+        assert decision.seen == []
+    decision = round_of(snapshot([node("n")], [workload("a")]), ledger)
+    assert decision.assignments[0].turn == Turn(1, 1) and decision.assignments[0].job_name == "a-a-1"
+
+
+def test_pods_of_another_namespace_cannot_pose_as_ones_own() -> None:
+    stranger = pod("p", "n", of=job("a", "n"), namespace="other")
+    assert placed(round_of(snapshot([node("n")], [workload("a")], pods=[stranger]))) == {"a": "n"}
+
+
+def test_a_request_that_no_node_could_hold_is_a_verdict() -> None:
+    decision = round_of(snapshot([node("n", 4)], [workload("a", 8, generation=3)]), Ledger(turns={"a": Turn(2, 1)}))
+    verdict = decision.verdicts[0]
+    assert (verdict.uid, verdict.turn, verdict.reason) == ("a", Turn(2, 1), "NoSuitableNode")
+    assert verdict.message == "no node has 8 GPUs; the largest has 4" and verdict.generation == 3
+    assert decision.queued == 0 and not decision.waiting
+
+
+def test_an_unready_node_is_waited_for() -> None:
+    decision = round_of(snapshot([node("n", ready=False)], [workload("a", 8)]))
+    assert not decision.verdicts and decision.waiting[0].message.endswith("none can take it now: 1 not ready")
+
+
+def test_strategy_from_spec_then_namespace_then_installation() -> None:
+    nodes = [node("n")]
+    views = [
+        workload("own", spec={"schedulingStrategy": "random"}),
+        workload("none", namespace="other"),
+        workload("ns"),
+    ]
+    decision = round_of(snapshot(nodes, views, namespaces={"ns": "costOptimized"}))
+    assert {a.uid: a.strategy for a in decision.assignments} == {
+        "own": "random", "ns": "costOptimized", "none": "leastLoaded",
+    }  # fmt: skip
+
+
+def test_an_unknown_strategy_of_a_namespace_is_named_with_its_place() -> None:
+    decision = round_of(snapshot([node("n")], [workload("a")], namespaces={"ns": "nope"}))
+    assert decision.waiting[0].message == (
+        "namespace ns: there is no strategy 'nope'; installed are costOptimized, leastLoaded, random"
+    )
+
+
+def test_gpus_in_resources_are_refused() -> None:
+    view = workload("a", spec={"resources": {"limits": {"nvidia.com/gpu": 2}}})
+    decision = round_of(snapshot([node("n")], [view]))
+    assert [(w.reason, w.message) for w in decision.waiting] == [
+        ("Invalid", "spec.resources: GPUs are asked for by gpuCount; remove nvidia.com/gpu")
+    ]
+
+
+def test_a_template_is_examined_before_it_queues_and_queues_once_accepted() -> None:
+    view = workload("a", spec=TEMPLATE)
+    decision = round_of(snapshot([node("n")], [view]))
+    assert [entry.uid for entry in decision.examine] == ["a"] and not decision.assignments
+    written = status.accepted(view, NOW)
+    assert written is not None
+    assert placed(round_of(snapshot([node("n")], [replace(view, status=written)]))) == {"a": "n"}
+    edited = replace(view, status=written, generation=2)
+    assert len(round_of(snapshot([node("n")], [edited])).examine) == 1
+
+
+def test_a_refused_template_waits_for_an_edit() -> None:
+    view = workload("a", spec=TEMPLATE)
+    ledger = Ledger(rejected={"a": 1})
+    decision = round_of(snapshot([node("n")], [view]), ledger)
+    assert not decision.examine and [w.reason for w in decision.waiting] == ["TemplateRefused"]
+    assert round_of(snapshot([node("n")], [told(view, "TemplateRefused", "Pending")]), ledger).waiting == []
+    assert len(round_of(snapshot([node("n")], [replace(view, generation=2)]), ledger).examine) == 1
+
+
+def test_a_job_whose_pod_finds_no_place_in_time_is_withdrawn() -> None:
+    stuck = job("a", "n", 2, retries=1, created=NOW - 30)
+    blocked = pod("p", of=stuck, blocked="0/1 nodes are available")
+    decision = round_of(snapshot([node("n")], [workload("a")], jobs=[stuck], pods=[blocked]))
+    (withdrawal,) = decision.withdrawals
+    assert withdrawal.next_turn == Turn(3, 1) and withdrawal.job_uid == stuck.uid
+    assert withdrawal.message == (
+        "Job a-a-2 found no place on node n in 30 s (0/1 nodes are available); it is placed anew"
+    )
+    young = replace(stuck, created=NOW - 29)
+    patient = round_of(snapshot([node("n")], [workload("a")], jobs=[young], pods=[blocked]))
+    assert not patient.withdrawals and patient.wake_after == 1
+    bound = pod("p", "n", of=stuck)
+    assert not round_of(snapshot([node("n")], [workload("a")], jobs=[stuck], pods=[bound])).withdrawals
+
+
+def test_a_job_whose_pod_ran_and_ended_is_not_withdrawn() -> None:
+    ran = job("a", "n", created=NOW - 60, active=1)  # its pod has ended, its own end is not visible yet
+    assert not round_of(snapshot([node("n")], [workload("a")], jobs=[ran])).withdrawals
+    never_made = replace(ran, active=0)
+    (withdrawal,) = round_of(snapshot([node("n")], [workload("a")], jobs=[never_made])).withdrawals
+    assert "no pod was created for it" in withdrawal.message
+
+
+@given(st.floats(-1e9, 1e9))
+def test_a_clock_that_jumps_never_makes_the_next_look_late(jump: float) -> None:
+    seen = snapshot([node("n")], [workload("a")], jobs=[job("a", "n")], now=NOW + jump)
+    wake = round_of(seen).wake_after
+    assert wake is None or 0 < wake <= 30
+
+
+def test_seen_and_forgotten() -> None:
+    ledger = Ledger(
+        in_flight={"a": promise("a", "n"), "b": promise("b", "n"), "gone": promise("gone", "n")},
+        turns={"t": Turn(1, 0), "later": Turn(5, 0), "dead": Turn(1, 1)},
+        held={"ended": 0},
+    )
+    views = [workload(uid) for uid in ("a", "b", "t", "later")] + [workload("ended", status={"phase": "Failed"})]
+    jobs = [job("a", "n"), job("t", "n", 1), job("later", "n", 4)]
+    decision = round_of(snapshot([node("n")], views, jobs=jobs), ledger)
+    assert decision.seen == ["a", "t"] and decision.forget == ["dead", "ended", "gone"]
+
+
+def test_what_is_gone_keeps_its_promise_while_its_job_is_there() -> None:
+    decision = round_of(snapshot([node("n")], [], jobs=[job("a", "n", 3)]), Ledger(turns={"a": Turn(9)}))
+    assert decision.forget == []
+
+
+def test_a_job_that_came_and_went_unseen_ends_its_promise() -> None:
+    ledger = Ledger(in_flight={"a": promise("a", "n", gpus=8)}, turns={"a": Turn(1, 1)}, made={"a": 50})
+    late = round_of(snapshot([node("n")], [workload("a", 8)], jobs_version=49), ledger)
+    assert not late.assignments and late.seen == []
+    decision = round_of(snapshot([node("n")], [workload("a", 8)], jobs_version=50), ledger)
+    assert decision.seen == ["a"] and decision.assignments[0].turn == Turn(1, 1)
+
+
+def test_withdrawing_and_seeing_in_one_round_keeps_the_next_turn() -> None:
+    from planning.ledger import after_deciding
+
+    ledger = Ledger(in_flight={"a": promise("a", "n")})
+    stuck = job("a", "n", created=NOW - 99)
+    decision = round_of(snapshot([node("n")], [workload("a")], jobs=[stuck], pods=[pod("p", of=stuck)]), ledger)
+    assert after_deciding(ledger, decision, ledger) == Ledger(turns={"a": Turn(1, 0)})
+
+
+def candidate(name: str, free: int, *, cpu: int = 64_000, **labels: str) -> Candidate:
+    return Candidate(node(name, labels=labels), Resources(free, cpu, 256 * GIB, 110))
+
+
+REQUEST = Request("u", "ns", "w", Resources(1))
+
+
+def choose(strategy: str, candidates: list[Candidate], seed: int = 1) -> str:
+    found = find(strategy)
+    assert found is not None
+    return found.choose(REQUEST, candidates, seed)
+
+
+def test_least_loaded_takes_most_free_gpus_then_least_used_share_then_name() -> None:
+    assert choose("leastLoaded", [candidate("a", 2), candidate("b", 3)]) == "b"
+    assert choose("leastLoaded", [candidate("a", 3, cpu=100), candidate("b", 3)]) == "b"
+    assert choose("leastLoaded", [candidate("b", 3), candidate("a", 3)]) == "a"
+
+
+def test_least_loaded_spreads_equal_nodes_in_turn() -> None:
+    nodes = [node(f"n{i}") for i in range(4)]
+    decision = round_of(snapshot(nodes, [workload(f"w{i}") for i in range(4)]))
+    assert sorted(placed(decision).values()) == ["n0", "n1", "n2", "n3"]
+
+
+def test_cost_optimized_takes_cheap_nodes_first() -> None:
+    cheap = {"gpu-orchestrator/cheap-node": "true"}
+    assert choose("costOptimized", [candidate("a", 8), candidate("b", 1, **cheap), candidate("c", 2, **cheap)]) == "c"
+    assert choose("costOptimized", [candidate("a", 8), candidate("b", 1)]) == "a"
+
+
+@given(st.permutations(range(9)), st.integers(0, 2**63), st.sampled_from(installed()))
+def test_every_strategy_is_replayable_and_blind_to_order(order: list[int], seed: int, strategy: str) -> None:
+    candidates = [candidate(f"n{i}", 1 + i % 3) for i in range(9)]
+    assert choose(strategy, [candidates[i] for i in order], seed) == choose(strategy, candidates, seed)
+
+
+def test_random_reaches_every_node() -> None:
+    candidates = [candidate(f"n{i}", 1) for i in range(5)]
+    assert {choose("random", candidates, seed) for seed in range(200)} == {f"n{i}" for i in range(5)}
+
+
+@given(st.lists(st.tuples(st.integers(1, 8), st.integers(-3, 3)), max_size=25), st.integers(0, 9))
+def test_a_round_never_over_commits_and_is_replayable(wishes: list[tuple[int, int]], seed: int) -> None:
+    nodes = [node("a", 8), node("b", 4), node("c", 2, taints=(taint("x"),)), node("d", 1)]
+    views = [
+        workload(f"w{i}", gpus, spec={"priority": priority, "schedulingStrategy": installed()[i % 3]})
+        for i, (gpus, priority) in enumerate(wishes)
+    ]
+    seen = snapshot(nodes, views, pods=[pod("p", "a", gpus=3)])
+    decision = round_of(seen, seed=seed)
+    assert decision == round_of(seen, seed=seed)
+    used = {"a": 3, "b": 0, "c": 0, "d": 0}
+    for assignment in decision.assignments:
+        used[assignment.node] += assignment.requests.gpus
+    assert used["a"] <= 8 and used["b"] <= 4 and used["c"] == 0 and used["d"] <= 1
+    assert len(decision.assignments) + decision.queued + len(decision.verdicts) == len(wishes)
