@@ -1,0 +1,262 @@
+"""What is free, counted once; and a small cluster with lagging watches in which no GPU is ever promised twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from planning.capacity import free
+from planning.ledger import after_carrying_out, after_deciding, after_requeue
+from planning.lifecycle import Observation, Step, next_step
+from planning.model import Assignment, JobView, Ledger, NodeView, PodView, Snapshot, Turn, WorkloadView
+from planning.placement import decide
+from tests.planning.builders import NOW, SETTINGS, job, node, pod, promise, snapshot, workload
+
+
+@pytest.mark.parametrize("in_flight", [False, True])
+@pytest.mark.parametrize("job_seen", [False, True])
+@pytest.mark.parametrize("pod_seen", ["", "unbound", "bound", "terminating"])
+def test_one_workload_is_counted_once_however_much_of_it_is_visible(
+    in_flight: bool, job_seen: bool, pod_seen: str
+) -> None:
+    it = job("a", "n", gpus=3)
+    promises = {"a": promise("a", "n", gpus=3)} if in_flight else {}
+    pods = []
+    if pod_seen:
+        pods = [pod("p", "" if pod_seen == "unbound" else "n", of=it, terminating=pod_seen == "terminating")]
+    seen = snapshot([node("n", 8)], jobs=[it] if job_seen else [], pods=pods)
+    counted = in_flight or job_seen or pod_seen in ("bound", "terminating")
+    left = free(seen, promises)["n"]
+    assert (left.gpus, left.pods) == ((5, 109) if counted else (8, 110))
+
+
+def test_a_finished_job_holds_nothing_but_its_live_pods_do() -> None:
+    ended = job("a", "n", gpus=3, finished="Failed")
+    assert free(snapshot([node("n", 8)], jobs=[ended]), {})["n"].gpus == 8
+    assert free(snapshot([node("n", 8)], jobs=[ended], pods=[pod("p", "n", of=ended)]), {})["n"].gpus == 5
+
+
+def test_anybodys_pods_count_and_over_commitment_is_not_negative() -> None:
+    strangers = [pod(f"p{i}", "n", gpus=3) for i in range(3)]
+    assert free(snapshot([node("n", 8)], pods=strangers), {})["n"].gpus == 0
+
+
+# --- a cluster, its truth and what a lagging cache shows of it -----------------------------------------------------
+
+
+@dataclass
+class World:
+    """Truth, and per kind a queue of watch events that the cache has not seen yet."""
+
+    nodes: tuple[NodeView, ...]
+    workloads: dict[str, WorkloadView]
+    strangers: dict[str, PodView]
+    jobs: dict[str, JobView] = field(default_factory=dict)
+    pods: dict[str, PodView] = field(default_factory=dict)
+    events: dict[str, list[tuple[str, Any]]] = field(default_factory=lambda: {"jobs": [], "pods": [], "workloads": []})
+    cache: dict[str, dict[str, Any]] = field(default_factory=dict)
+    ledger: Ledger = field(default_factory=Ledger)
+    turns: dict[str, Turn] = field(default_factory=dict)  # what each workload's own workflow was started for
+    undelivered: Assignment | None = None
+    now: float = NOW
+    version: int = 0
+    jobs_version: int = 0
+    rounds: int = 0
+
+    def __post_init__(self) -> None:
+        self.cache = {"jobs": {}, "pods": dict(self.strangers), "workloads": dict(self.workloads)}
+        self.pods = dict(self.strangers)
+
+    def put(self, kind: str, key: str, value: Any) -> None:
+        self.version += 1
+        value = replace(value, resource_version=self.version)
+        getattr(self, kind)[key] = value
+        self.events[kind].append((key, value))
+
+    def drop(self, kind: str, key: str) -> None:
+        self.version += 1
+        getattr(self, kind).pop(key)
+        self.events[kind].append((key, None))
+        if kind == "jobs":
+            self.events[kind][-1] = (key, self.version)
+
+    def deliver(self, kind: str, count: int) -> None:
+        for key, value in self.events[kind][:count]:
+            if value is None or isinstance(value, int):
+                self.cache[kind].pop(key, None)
+            else:
+                self.cache[kind][key] = value
+            if kind == "jobs":
+                self.jobs_version = value if isinstance(value, int) else value.resource_version
+        del self.events[kind][:count]
+
+    def seen(self) -> Snapshot:
+        return snapshot(
+            self.nodes, list(self.cache["workloads"].values()), jobs=list(self.cache["jobs"].values()),
+            pods=list(self.cache["pods"].values()), now=self.now, jobs_version=self.jobs_version,
+        )  # fmt: skip
+
+    # --- what happens ----------------------------------------------------------------------------------------------
+
+    def decide(self, carry_out: bool = True) -> None:
+        self.rounds += 1
+        decision = decide(self.seen(), self.ledger, SETTINGS, limit=3, seed=self.rounds)
+        self.ledger = after_deciding(self.ledger, decision, self.ledger)
+        for withdrawal in decision.withdrawals:
+            self.delete_job(withdrawal.job_name)
+        made, stale = {}, []
+        for assignment in decision.assignments:
+            view = self.workloads.get(assignment.uid)
+            if not carry_out or view is None or view.finished or assignment.job_name in self.jobs:
+                stale.append(assignment.uid)
+                continue
+            new = job(assignment.uid, assignment.node, assignment.turn.attempt, gpus=assignment.requests.gpus)
+            new = replace(new, retries=assignment.turn.retries, requests=assignment.requests, created=self.now)
+            self.put("jobs", new.name, new)
+            made[assignment.uid] = self.version
+        self.ledger = after_carrying_out(self.ledger, stale, [], {}, made)
+        for verdict in decision.verdicts:
+            raise AssertionError(f"no request here is impossible, but {verdict}")
+
+    def control_jobs(self) -> None:
+        """The Job controller and the kube-scheduler, which knows the truth of pods."""
+        for it in list(self.jobs.values()):
+            mine = [p for p in self.pods.values() if p.job_name == it.name]
+            if it.deleting and not mine:
+                self.drop("jobs", it.name)
+            elif not it.finished and not it.deleting and not mine and not it.active:
+                self.put("jobs", it.name, replace(it, active=1))
+                self.put("pods", f"pod-{it.name}", pod(f"pod-{it.name}", of=it))
+            for p in mine:
+                if not p.node and not p.terminating and self.really_free(it.node) >= it.requests.gpus:
+                    self.put("pods", p.name, replace(p, node=it.node, running=True))
+
+    def end_pod(self, pick: int) -> None:
+        ours = [p for p in self.pods.values() if p.workload_uid and (p.node or p.terminating)]
+        if ours:
+            self.drop("pods", ours[pick % len(ours)].name)
+
+    def end_job(self, pick: int) -> None:
+        """A Job whose pod has ended learns of it; every third fails, half of these by eviction."""
+        ended = [
+            j for j in self.jobs.values()
+            if j.active and not j.finished and not any(p.job_name == j.name for p in self.pods.values())
+        ]  # fmt: skip
+        if ended:
+            it = ended[pick % len(ended)]
+            if pick % 3:
+                self.put("jobs", it.name, replace(it, finished="Complete"))
+            else:
+                reason = "PodFailurePolicy" if pick % 2 else "BackoffLimitExceeded"
+                self.put("jobs", it.name, replace(it, finished="Failed", reason=reason))
+
+    def follow(self) -> None:
+        """Every workload's own workflow takes a look at the cache and does what follows."""
+        for uid, view in list(self.cache["workloads"].items()):
+            jobs = tuple(j for j in self.cache["jobs"].values() if j.workload_uid == uid)
+            if not jobs or self.workloads[uid].finished:
+                continue
+            step = self.look(uid, view, jobs)
+            if step.kind in ("retry", "again"):
+                self.ledger = after_requeue(self.ledger, uid, step.turn)
+                self.turns[uid] = step.turn
+            if step.kind == "finish":
+                self.put("workloads", uid, replace(view, status={"phase": step.phase}))
+            for ref in step.delete:
+                self.delete_job(ref.name)
+
+    def look(self, uid: str, view: WorkloadView, jobs: tuple[JobView, ...]) -> Step:
+        pods = tuple(p for p in self.cache["pods"].values() if p.workload_uid == uid)
+        newest = max(jobs, key=lambda j: j.attempt)
+        here = next(n for n in self.nodes if n.name == newest.node)
+        return next_step(Observation(self.now, view, jobs, pods, here), self.turns.get(uid, Turn()), None, 0.0)
+
+    def delete_job(self, name: str) -> None:
+        """Foreground: the Job stays until its pods are gone."""
+        it = self.jobs.get(name)
+        if it is None or it.deleting:
+            return
+        self.put("jobs", name, replace(it, deleting=True))
+        for p in list(self.pods.values()):
+            if p.job_name == name:
+                self.put("pods", p.name, replace(p, terminating=True))
+
+    def delete_a_job_by_hand(self, pick: int) -> None:
+        names = sorted(self.jobs)
+        if names:
+            self.delete_job(names[pick % len(names)])
+
+    # --- what must always hold --------------------------------------------------------------------------------------
+
+    def really_free(self, name: str) -> int:
+        whole = next(n for n in self.nodes if n.name == name).allocatable.gpus
+        return whole - sum(p.requests.gpus for p in self.pods.values() if p.node == name)
+
+    def check(self) -> None:
+        for n in self.nodes:
+            held = sum(p.requests.gpus for p in self.pods.values() if p.node == n.name)
+            bound = {p.job_name for p in self.pods.values() if p.node}
+            going = {
+                j.name: j.requests.gpus for j in self.jobs.values()
+                if j.node == n.name and not j.finished and not j.deleting and j.name not in bound
+                and (not j.active or any(p.job_name == j.name for p in self.pods.values()))
+            }  # fmt: skip
+            assert held + sum(going.values()) <= n.allocatable.gpus, f"{n.name} is promised twice"
+        for uid in self.workloads:
+            live = [j for j in self.jobs.values() if j.workload_uid == uid and not j.finished]
+            assert len(live) <= 1, f"two live Jobs for {uid}"
+            nodes = {p.job_name for p in self.pods.values() if p.workload_uid == uid}
+            assert len(nodes) <= 1, f"pods of two Jobs for {uid}"
+
+
+def act(world: World, code: int) -> None:
+    what, pick = code % 10, code // 10
+    actions: list[Callable[[], None]] = [
+        world.decide,
+        lambda: world.decide(carry_out=pick % 4 != 0),
+        lambda: world.deliver("jobs", 1 + pick % 3),
+        lambda: world.deliver("pods", 1 + pick % 3),
+        lambda: world.deliver("workloads", 1 + pick % 3),
+        world.control_jobs,
+        lambda: world.end_pod(pick),
+        lambda: world.end_job(pick),
+        world.follow,
+        lambda: world.delete_a_job_by_hand(pick) if pick % 5 == 0 else setattr(world, "now", world.now + pick % 20),
+    ]
+    actions[what]()
+    world.check()
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(st.integers(1, 4), min_size=1, max_size=6),
+    st.lists(st.integers(0, 400), max_size=120),
+    st.integers(0, 3),
+)
+def test_no_gpu_is_promised_twice_and_everyone_ends(wishes: list[int], codes: list[int], taken: int) -> None:
+    world = World(
+        (node("a", 4), node("b", 4)),
+        {f"w{i}": workload(f"w{i}", gpus) for i, gpus in enumerate(wishes)},
+        {"s": pod("s", "a", gpus=taken)},
+    )
+    for code in codes:
+        act(world, code)
+    for lap in range(400):  # from here on the world is fair: everything is delivered, every controller works
+        if all(view.finished for view in world.workloads.values()):
+            break
+        for kind in ("jobs", "pods", "workloads"):
+            world.deliver(kind, 1000)
+        world.decide()
+        world.control_jobs()
+        for _ in range(3):
+            world.end_pod(lap)
+            world.end_job(1)
+        world.follow()
+        world.now += 5
+        world.check()
+    assert all(view.finished for view in world.workloads.values()), "somebody waits for ever"
