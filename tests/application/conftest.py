@@ -1,0 +1,55 @@
+"""berth as it is deployed: both processes under their own identities on the embedded stack, with simulated nodes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from berth.cli.application import after_up, application_processes
+from berth.process import ProcessOptions, connect_temporal
+from kube.client import KubeClient
+from kube.errors import NotFound
+from kube.resources import GPUWORKLOADS, NAMESPACES, NODES
+from stack import Stack, UpOptions
+from tests.application.tenant import Tenant
+
+# Short, so that tests of the bind deadline need not wait half a minute.
+SETTINGS = {"bindDeadlineSeconds": 4}
+
+
+@pytest.fixture(scope="session")
+def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """One installation for all tests of this folder: each test has a namespace and nodes of its own."""
+    stack = Stack(tmp_path_factory.mktemp("application"))
+    options = UpOptions(end_with_caller=True, etcd_fsync=False)
+    stack.up(
+        options,
+        processes=lambda endpoints: application_processes(endpoints, options),
+        after_up=lambda endpoints: after_up(endpoints, SETTINGS),
+    )
+    yield stack
+    stack.down()
+
+
+@pytest.fixture
+async def tenant(deployed: Stack, request: pytest.FixtureRequest) -> AsyncIterator[Tenant]:
+    endpoints = deployed.endpoints
+    kubeconfig = endpoints.kubeconfig("admin")
+    temporal = await connect_temporal(
+        ProcessOptions(temporal_address=endpoints.temporal_address, temporal_namespace=endpoints.temporal_namespace)
+    )
+    namespace = request.node.name.split("[")[0].removeprefix("test_").replace("_", "-")[:40].strip("-")
+    async with await KubeClient.connect(kubeconfig) as kube:
+        await kube.create(NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+        mine = Tenant(deployed, kube, temporal, namespace)
+        yield mine
+        # A failed test must not hand its load to the next one.
+        for workload in (await kube.list(GPUWORKLOADS, namespace))[0]:
+            try:
+                await mine.delete(workload["metadata"]["name"])
+            except NotFound:
+                continue
+        nodes, _ = await kube.list(NODES, label_selector=f"pool={namespace}")
+        for node in nodes:
+            await kube.delete(NODES, node["metadata"]["name"])

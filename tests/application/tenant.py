@@ -1,0 +1,127 @@
+"""What a test of the deployed system does in a namespace of its own, and how it waits for what should happen."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from temporalio.api.enums.v1 import EventType
+from temporalio.client import Client
+
+from crds.gpuworkload import API_VERSION, KIND
+from kube.client import KubeClient
+from kube.errors import NotFound
+from kube.resources import EVENTS, GPUWORKLOADS, JOBS, NODES, PODS
+from stack import SimulatedNode, Stack, node_manifest
+from workflows.messages import workload_id
+
+
+@dataclass
+class Tenant:
+    """A namespace with nodes of its own, and what a test does there. Nodes are chosen by the label `pool`."""
+
+    stack: Stack
+    kube: KubeClient
+    temporal: Client
+    namespace: str
+
+    async def node(self, name: str, gpus: int, **labels: str) -> str:
+        full = f"{self.namespace}-{name}"
+        manifest = node_manifest(SimulatedNode(full, gpus=gpus, labels={"pool": self.namespace, **labels}))
+        await self.kube.create(NODES, manifest)
+        return full
+
+    async def apply(
+        self, name: str, gpus: int = 1, *, run: str = "1s", exit_code: int = 0, **spec: Any
+    ) -> dict[str, Any]:
+        """Creates a GPUWorkload for this tenant's nodes; it runs for `run` and ends with `exit_code` (simulated)."""
+        body: dict[str, Any] = {"modelName": "m", "gpuCount": gpus, "nodeSelector": {"pool": self.namespace}}
+        if "template" not in spec and "env" not in spec:
+            body["env"] = [
+                {"name": "SIMULATED_RUN", "value": run},
+                {"name": "SIMULATED_EXIT", "value": str(exit_code)},
+            ]
+        body |= spec
+        return await self.kube.create(
+            GPUWORKLOADS,
+            {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": body},
+            self.namespace,
+        )
+
+    async def patch(self, name: str, **spec: Any) -> None:
+        await self.kube.merge_patch(GPUWORKLOADS, name, self.namespace, {"spec": spec})
+
+    async def get(self, name: str) -> dict[str, Any]:
+        return await self.kube.get(GPUWORKLOADS, name, self.namespace)
+
+    async def delete(self, name: str) -> None:
+        await self.kube.delete(GPUWORKLOADS, name, self.namespace)
+
+    async def until(self, name: str, seconds: float = 30.0, **wanted: Any) -> dict[str, Any]:
+        """The workload once its status has all of `wanted`; a value may be a set of which one must hold."""
+        raw: dict[str, Any] = {}
+
+        async def holds() -> bool:
+            nonlocal raw
+            raw = await self.get(name)
+            status = raw.get("status", {})
+            return all(
+                status.get(key) in value if isinstance(value, set) else status.get(key) == value
+                for key, value in wanted.items()
+            )
+
+        await eventually(holds, seconds, lambda: f"{name} should show {wanted}; it shows {raw.get('status')}")
+        return raw
+
+    async def until_gone(self, name: str, seconds: float = 30.0) -> None:
+        async def gone() -> bool:
+            try:
+                await self.get(name)
+            except NotFound:
+                return True
+            return False
+
+        await eventually(gone, seconds, lambda: f"{name} is still there")
+
+    async def jobs(self) -> list[dict[str, Any]]:
+        return (await self.kube.list(JOBS, self.namespace))[0]
+
+    async def pods(self) -> list[dict[str, Any]]:
+        return (await self.kube.list(PODS, self.namespace))[0]
+
+    async def empty(self, seconds: float = 30.0) -> None:
+        """Waits until neither Jobs nor pods are left in the namespace."""
+
+        async def nothing() -> bool:
+            return not await self.jobs() and not await self.pods()
+
+        await eventually(nothing, seconds, lambda: "Jobs or pods are left")
+
+    async def history(self, uid: str) -> list[str]:
+        """The event types of the workload's latest workflow run."""
+        handle = self.temporal.get_workflow_handle(workload_id(uid))
+        return [type_name(event.event_type) async for event in handle.fetch_history_events()]
+
+    async def events(self, name: str) -> list[dict[str, Any]]:
+        items, _ = await self.kube.list(EVENTS, self.namespace)
+        return [e for e in items if e.get("regarding", {}).get("name") == name and e["regarding"]["kind"] == KIND]
+
+
+def type_name(number: EventType.ValueType) -> str:
+    return EventType.Name(number).removeprefix("EVENT_TYPE_")
+
+
+def condition(raw: dict[str, Any], kind: str) -> dict[str, Any]:
+    return next((c for c in raw.get("status", {}).get("conditions", []) if c["type"] == kind), {})
+
+
+async def eventually(check: Callable[[], Awaitable[bool]], seconds: float, explain: Callable[[], str]) -> None:
+    """Waits on a condition with a deadline; says what was still wrong when it passes."""
+    deadline = asyncio.get_running_loop().time() + seconds
+    while not await check():
+        if asyncio.get_running_loop().time() > deadline:
+            pytest.fail(f"after {seconds:.0f} s: {explain()}")
+        await asyncio.sleep(0.2)
