@@ -7,6 +7,7 @@ activities and reflectors, which have a retry policy of their own. Objects are t
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -235,6 +236,7 @@ class KubeClient:
             "timeoutSeconds": str(timeout_seconds),
         }
         url = self._url(resource.path(namespace), query)
+        sent = time.monotonic()
         headers = await self._headers(request, _PARTIAL if metadata_only else _JSON)
         timeout = aiohttp.ClientTimeout(
             total=timeout_seconds + 30.0, sock_connect=10.0, sock_read=min(_QUIET, timeout_seconds + 15.0)
@@ -247,7 +249,7 @@ class KubeClient:
                 if response.status != 200:
                     body = await response.read()
                     if response.status == 401:
-                        await self._connection.reload()
+                        await self._connection.reload(sent)
                     raise error_from_response(
                         response.status, body, request=request, retry_after=response.headers.get("Retry-After")
                     )
@@ -302,6 +304,7 @@ class KubeClient:
         data = None if body is None else orjson.dumps(body)
         refused = False
         while True:
+            sent = time.monotonic()
             headers = await self._headers(request, accept, content_type if data is not None else "")
             try:
                 async with self._session.request(
@@ -313,7 +316,7 @@ class KubeClient:
                 raise _unavailable(exc, request, self.host) from exc
             if status == 401 and not refused:
                 refused = True
-                if await self._connection.reload():
+                if await self._connection.reload(sent):
                     continue
             if not 200 <= status < 300:
                 raise error_from_response(status, answer, request=request, retry_after=retry_after)

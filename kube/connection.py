@@ -111,15 +111,14 @@ class Connection:
         key: str | None = await self.configuration.get_api_key_with_prefix("BearerToken")
         return key
 
-    async def reload(self) -> bool:
-        """Loads the credentials again after the server refused them; False when that was tried a moment ago."""
+    async def reload(self, sent: float) -> bool:
+        """Loads the credentials again after a request sent at `sent` (monotonic) was refused; True if they are newer."""
         if self._load is None:
             return False
-        refused_at = time.monotonic()
         async with self._reload_lock:
-            if self._loaded > refused_at:
-                return True  # somebody else did, while we waited for the lock
-            if refused_at - self._loaded < _RELOAD_EVERY:
+            if self._loaded > sent:
+                return True  # somebody else did already
+            if time.monotonic() - self._loaded < _RELOAD_EVERY:
                 return False
             try:
                 await self._load(self.configuration)

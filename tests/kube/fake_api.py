@@ -90,8 +90,9 @@ class Entry:
 class _Watcher:
     """An open watch. Its queue holds writes, raw bytes to send, b"" to end it and None to cut the connection."""
 
-    def __init__(self, plural: str, queue: list[Entry | bytes | None]) -> None:
+    def __init__(self, plural: str, queue: list[Entry | bytes | None], bookmarks: bool) -> None:
         self.plural = plural
+        self.bookmarks = bookmarks
         self.queue = queue
         self.wake = asyncio.Event()
 
@@ -189,7 +190,9 @@ class FakeApi:
     def bookmark(self, resource: Resource) -> None:
         metadata = {"resourceVersion": str(self.version)}
         obj = {"kind": resource.kind, "apiVersion": resource.api_version, "metadata": metadata}
-        self._command(orjson.dumps({"type": "BOOKMARK", "object": obj}) + b"\n", resource.plural)
+        for watcher in self._watchers:
+            if watcher.plural == resource.plural and watcher.bookmarks:
+                watcher.push(orjson.dumps({"type": "BOOKMARK", "object": obj}) + b"\n")
 
     def expire_watches(self) -> None:
         """Sends the ERROR event 410 to all open watches and ends them."""
@@ -253,10 +256,9 @@ class FakeApi:
             if watcher.plural == entry.plural:
                 watcher.push(entry)
 
-    def _command(self, data: bytes | None, plural: str = "") -> None:
+    def _command(self, data: bytes | None) -> None:
         for watcher in self._watchers:
-            if not plural or watcher.plural == plural:
-                watcher.push(data)
+            watcher.push(data)
 
     # --- HTTP ---
 
@@ -428,7 +430,9 @@ class FakeApi:
             await response.write(orjson.dumps({"type": "ERROR", "object": _expired().body}) + b"\n")
             return response
         partial = _partial(request)
-        watcher = _Watcher(target.plural, [e for e in self.history if e.plural == target.plural and e.version > since])
+        queue: list[Entry | bytes | None] = []
+        queue += [entry for entry in self.history if entry.plural == target.plural and entry.version > since]
+        watcher = _Watcher(target.plural, queue, bookmarks=request.query.get("allowWatchBookmarks") == "true")
         self._watchers.add(watcher)
         try:
             async with asyncio.timeout(float(request.query.get("timeoutSeconds", "300"))):

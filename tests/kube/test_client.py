@@ -18,6 +18,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from kubernetes.aio.config import load_kube_config
 
 import kube.client
 import kube.connection
@@ -331,7 +332,15 @@ async def test_refused_credentials_are_loaded_again_once(tmp_path: Path, monkeyp
             with pytest.raises(Unauthorized, match="kubeconfig"):
                 await client.get(PODS, "p", "a")
             api.kubeconfig(tmp_path)
+            loads = []
+
+            async def load(*args: Any, **options: Any) -> None:
+                loads.append(args)
+                await load_kube_config(*args, **options)  # type: ignore[no-untyped-call]
+
+            monkeypatch.setattr(kube.connection, "load_kube_config", load)
             await asyncio.gather(*(client.get(PODS, "p", "a") for _ in range(5)))
+            assert len(loads) == 1
 
 
 async def test_in_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

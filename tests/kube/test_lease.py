@@ -89,6 +89,8 @@ async def test_one_leads_and_hands_over_at_once(api: FakeApi) -> None:
 async def test_work_that_ends_releases_the_lease(api: FakeApi) -> None:
     async with candidate(api, "one") as one:
         await one.leads()
+        await asyncio.sleep(0.3)
+        assert [method for method, _, _ in api.requests].count("GET") == 1  # to renew is to write, no more
         one.finish.set()
         await one.task
         assert "holderIdentity" not in one.spec

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -203,6 +204,29 @@ async def test_bookmarks_move_the_version_that_a_new_watch_begins_at() -> None:
         assert rig.reflector.events == 1  # a bookmark is none
 
 
+async def test_an_event_seen_before_is_ignored() -> None:
+    async with running() as rig:
+        await rig.watching()
+        old = rig.api.put(PODS, "a", "a", spec={"n": 1})
+        rig.put("a", 2)
+        rig.api.send_raw(orjson.dumps({"type": "ADDED", "object": old}) + b"\n")
+        await rig.caught_up()
+        assert rig.seen.kinds == ["added", "modified", "added"]
+        assert ("a", 2) in rig.reflector.items.values()
+
+
+async def test_an_object_projected_to_none_counts_as_deleted() -> None:
+    async with running() as rig:
+        await rig.watching()
+        for n in (-1, 1, -1, -1, 2):
+            rig.put("a", n)
+        await rig.caught_up()
+        assert rig.seen.kinds == ["added", "deleted", "added", "added"]
+        rig.remove("a")
+        await rig.caught_up()
+        assert list(rig.reflector._versions) == list(rig.reflector.items)
+
+
 async def test_wait_for_gives_up() -> None:
     async with running() as rig:
         await rig.watching()
@@ -302,7 +326,7 @@ async def test_pages_that_always_expire_are_fetched_in_one_piece(caplog: pytest.
     api = FakeApi()
     for n in range(5):
         api.put(PODS, f"p{n}", "a", spec={"n": n})
-    api.fail(status=410, reason="Expired", contains="continue=", count=100)
+    api.fail(status=410, reason="Expired", contains="continue=", count=10**9)
     with caplog.at_level(logging.INFO):
         async with running(api) as rig:
             await asyncio.wait_for(rig.reflector.synced.wait(), 5)
@@ -362,7 +386,8 @@ STEPS = st.one_of(
     st.tuples(st.just("put"), NAMES, st.integers(-1, 3)),
     st.tuples(st.just("remove"), NAMES),
     st.tuples(st.just("label"), NAMES, st.booleans()),
-    st.tuples(st.just("pause"), st.sampled_from([0.0, 0.002, 0.01])),
+    st.tuples(st.just("pause"), st.sampled_from([0.001, 0.005])),
+    st.tuples(st.just("settle")),
     st.tuples(
         st.sampled_from(
             ["compact", "drop", "expire", "bookmark", "garbage", "cut", "500 list", "410 page", "reset", "500 watch"]
@@ -371,7 +396,7 @@ STEPS = st.one_of(
 )
 
 
-async def _live(steps: list[tuple[Any, ...]], gone_as_event: bool, selective: bool) -> None:
+async def _live(steps: list[tuple[Any, ...]], gone_as_event: bool, selective: bool, from_start: bool) -> None:
     api = FakeApi(gone_as_event=gone_as_event)
     accidents: dict[str, Callable[[], Any]] = {
         "compact": api.compact,
@@ -388,6 +413,8 @@ async def _live(steps: list[tuple[Any, ...]], gone_as_event: bool, selective: bo
     chosen: dict[str, Any] = {"label_selector": "mine=yes"} if selective else {}
     async with running(api, **chosen) as rig:
         labels: dict[str, str] = {"mine": "yes"}
+        if from_start:
+            await rig.watching()
         for step, *args in steps:
             key = ("a", args[0] if args else "")
             old = api.objects(PODS).get(key)
@@ -399,9 +426,12 @@ async def _live(steps: list[tuple[Any, ...]], gone_as_event: bool, selective: bo
                 rig.remove(args[0])
             elif step == "pause":
                 await asyncio.sleep(args[0])
+            elif step == "settle":
+                api.put(PODS, "marker", "a", spec={"n": api.version}, metadata={"labels": labels})
+                assert await rig.reflector.wait_for(api.version, 10), rig.reflector.last_error
             elif step in accidents:
                 accidents[step]()
-        api.put(PODS, "marker", "a", spec={"n": 1}, metadata={"labels": labels})
+        api.put(PODS, "marker", "a", spec={"n": api.version}, metadata={"labels": labels})
         assert await rig.reflector.wait_for(api.version, 10), rig.reflector.last_error
         truth = {
             obj["metadata"]["uid"]: project(obj)
@@ -416,8 +446,10 @@ async def _live(steps: list[tuple[Any, ...]], gone_as_event: bool, selective: bo
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(steps=st.lists(STEPS, max_size=30), gone_as_event=st.booleans(), selective=st.booleans())
+@given(
+    steps=st.lists(STEPS, max_size=30), gone_as_event=st.booleans(), selective=st.booleans(), from_start=st.booleans()
+)
 def test_whatever_happens_the_picture_is_the_truth(
-    steps: list[tuple[Any, ...]], gone_as_event: bool, selective: bool
+    steps: list[tuple[Any, ...]], gone_as_event: bool, selective: bool, from_start: bool
 ) -> None:
-    asyncio.run(_live(steps, gone_as_event, selective))
+    asyncio.run(_live(steps, gone_as_event, selective, from_start))
