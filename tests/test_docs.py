@@ -1,0 +1,441 @@
+"""Holds the documentation against the code: links, commands, fields, reasons, metrics, names of signals and attributes.
+
+What a page says about the code must be found there, and what the code offers must be on the page that lists it.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+import pytest
+import typer
+import yaml
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from crds.gpuworkload import MUTABLE, ConditionType, EnvVar, GPUWorkloadSpec, GPUWorkloadStatus, Phase, Toleration
+from crds.settings import SETTINGS_KEY, SETTINGS_NAME, SETTINGS_NAMESPACE, Settings
+from planning import strategies
+from planning.model import Ledger
+from planning.naming import STRATEGY_ANNOTATION
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
+ROOMS = (
+    "crds", "planning", "kube", "images", "workflows", "activities", "controller", "nodeworkers", "berth", "stack",
+)  # fmt: skip
+OTHERS = ("benchmarks", "deploy", "docs", "examples", "tests")
+
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_CODE = re.compile(r"`([^`\n]+)`")
+_LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def read(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def named(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def every_page(function: Any) -> Any:
+    return pytest.mark.parametrize("page", PAGES, ids=named)(function)
+
+
+def prose(text: str) -> str:
+    return _FENCE.sub("", text)
+
+
+def code(text: str) -> Iterator[str]:
+    """Every line of shell in a page, continued lines joined, and every piece of inline code."""
+    for language, block in _FENCE.findall(text):
+        if language in ("sh", "console"):
+            for line in block.replace("\\\n", " ").splitlines():
+                yield line.strip().removeprefix("$ ")
+    for piece in _CODE.findall(prose(text)):
+        yield piece.strip()
+
+
+def words(line: str) -> list[str]:
+    """A line of shell as words, comments dropped; nothing where it is no shell."""
+    try:
+        return shlex.split(line, comments=True)
+    except ValueError:
+        return []
+
+
+# --- links and paths -----------------------------------------------------------------------------------------------
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", prose(read(page)), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@every_page
+def test_relative_links_resolve(page: Path) -> None:
+    for link in _LINK.findall(prose(read(page))):
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{link} leads nowhere"
+        if anchor and target.suffix == ".md":
+            assert anchor in anchors(target), f"{link}: no such heading; there are {sorted(anchors(target))}"
+
+
+@every_page
+def test_files_named_in_code_exist(page: Path) -> None:
+    pattern = re.compile(rf"(?:{'|'.join((*ROOMS, *OTHERS))})(?:/[\w.-]+)+/?")
+    for piece in _CODE.findall(prose(read(page))):
+        if pattern.fullmatch(piece) and not piece.startswith(("images/", "nodeworkers/")):
+            assert (ROOT / piece).exists() or piece == "berth/default", f"{piece} does not exist"
+
+
+# --- commands ------------------------------------------------------------------------------------------------------
+
+
+@cache
+def commands() -> dict[str, set[str]]:
+    """berth's commands and their options."""
+    from berth.cli import app
+
+    group = typer.main.get_command(app)
+    assert isinstance(group, click.Group) or hasattr(group, "commands")
+    return {
+        name: {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        for name, command in group.commands.items()
+    }
+
+
+def targets() -> set[str]:
+    found = re.findall(r"^([A-Za-z0-9_./-]+):(?!=)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    return {target for target in found if not target.startswith(".PHONY")}
+
+
+def unknown_options(command: str, arguments: list[str]) -> list[str]:
+    given = [word.split("=")[0] for word in arguments if re.match(r"--?[A-Za-z]", word)]
+    return [option for option in given if option not in commands()[command]]
+
+
+@every_page
+def test_make_targets_exist(page: Path) -> None:
+    for line in code(read(page)):
+        called = words(line)
+        if len(called) < 2 or called[0] != "make":
+            continue
+        for word in called[1:]:
+            if word.startswith("ARGS=") and called[1] == "demo":
+                wrong = unknown_options("demo", words(word.removeprefix("ARGS=")))
+                assert not wrong, f"{line}: berth demo has no {wrong}"
+            elif "=" not in word:
+                assert word in targets(), f"{line}: the Makefile has no target {word}"
+
+
+@every_page
+def test_berths_commands_and_options_exist(page: Path) -> None:
+    for line in code(read(page)):
+        called = words(line.removeprefix("sudo ").removeprefix("uv run "))
+        if len(called) < 2 or called[0].removeprefix(".venv/bin/") != "berth":
+            continue
+        name = called[1]
+        assert name in commands(), f"{line}: berth has no command {name}"
+        wrong = unknown_options(name, called[2:])
+        assert not wrong, f"{line}: berth {name} has no {wrong}"
+
+
+@every_page
+def test_options_that_stand_alone_exist_somewhere(page: Path) -> None:
+    """`--data DIR` in a sentence: some command of berth's must have it, unless the page says whose it is."""
+    foreign = {"--strict", "--locked", "--bump-revision", "--mark-compacted", "--check"}
+    known = {option for options in commands().values() for option in options} | foreign
+    for piece in _CODE.findall(prose(read(page))):
+        if piece.startswith("--"):
+            assert piece.split()[0].split("=")[0] in known, f"`{piece}`: no command of berth's has this option"
+
+
+# --- YAML ----------------------------------------------------------------------------------------------------------
+
+
+def documents() -> Iterator[tuple[str, dict[str, Any]]]:
+    for page in PAGES:
+        for language, block in _FENCE.findall(read(page)):
+            if language == "yaml":
+                for number, document in enumerate(yaml.safe_load_all(block)):
+                    yield f"{named(page)}: {document['kind']} {document['metadata']['name']} ({number})", document
+
+
+@pytest.mark.parametrize(("where", "document"), [pytest.param(*entry, id=entry[0]) for entry in documents()])
+def test_examples_are_valid(where: str, document: dict[str, Any]) -> None:
+    metadata = document["metadata"]
+    match document["kind"]:
+        case "GPUWorkload":
+            assert document["apiVersion"] == "gpu.warp.dev/v1alpha1"
+            spec, refused = GPUWorkloadSpec.parse(document["spec"])
+            assert spec is not None, refused
+            assert spec.scheduling_strategy in (None, *strategies.installed())
+        case "ConfigMap":
+            assert (metadata["namespace"], metadata["name"]) == (SETTINGS_NAMESPACE, SETTINGS_NAME)
+            settings, refused = Settings.parse(yaml.safe_load(document["data"][SETTINGS_KEY]))
+            assert settings is not None, refused
+        case "Namespace":
+            assert metadata["annotations"][STRATEGY_ANNOTATION] in strategies.installed()
+        case "Node":
+            from stack import SimulatedNode, node_manifest
+
+            ours = node_manifest(SimulatedNode(metadata["name"], gpus=8))
+            assert metadata["annotations"].items() <= ours["metadata"]["annotations"].items()
+            assert metadata["labels"].items() <= ours["metadata"]["labels"].items()
+            assert document["status"]["allocatable"].items() <= ours["status"]["allocatable"].items()
+        case kind:
+            pytest.fail(f"{where}: nothing checks examples of kind {kind}")
+
+
+# --- docs/gpuworkload.md -------------------------------------------------------------------------------------------
+
+REFERENCE = ROOT / "docs" / "gpuworkload.md"
+
+
+def rows(page: Path, heading: str) -> dict[str, list[str]]:
+    """The table under a heading: first cell without backticks → the other cells."""
+    section = re.split(rf"^#+ {re.escape(heading)}$", read(page), flags=re.MULTILINE)[1]
+    section = re.split(r"^#+ ", section, flags=re.MULTILINE)[0]
+    table = [line for line in section.splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip("|"))] for line in table[2:]]
+    return {row[0].strip("`*()"): row[1:] for row in cells}
+
+
+def fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """All fields by the path under which a person writes them, nested models and lists of them included."""
+    for name, field in model.model_fields.items():
+        path = f"{prefix}{field.alias or name}"
+        yield path, field
+        nested = [part for part in _parts(field.annotation) if isinstance(part, type) and issubclass(part, BaseModel)]
+        for inner in nested:
+            listed = inner in (EnvVar, Toleration)
+            yield from fields(inner, f"{path}[]." if listed else f"{path}.")
+
+
+def _parts(annotation: Any) -> Iterator[Any]:
+    yield annotation
+    for part in get_args(annotation):
+        yield from _parts(part)
+
+
+def default(field: FieldInfo) -> str:
+    """A default as the table writes it."""
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    if value is None:
+        return "–"
+    if isinstance(value, BaseModel):
+        return "`{}`"
+    return f"`{value}`" if isinstance(value, str) and value else f"`{json.dumps(value, separators=(',', ':'))}`"
+
+
+def bounds(field: FieldInfo) -> Iterator[int]:
+    """The numeric limits of a field itself, as far as pydantic's metadata tells them."""
+    metadata = list(field.metadata)
+    for part in _parts(field.annotation):
+        metadata += [
+            item for extra in getattr(part, "__metadata__", ()) for item in getattr(extra, "metadata", [extra])
+        ]
+    for item in metadata:
+        for key in ("ge", "le", "max_length"):
+            value = getattr(item, key, None)
+            if isinstance(value, int) and value > 0:
+                yield value
+
+
+SPEC = dict(fields(GPUWorkloadSpec))
+
+
+def test_the_spec_table_has_every_field_and_no_other() -> None:
+    assert set(rows(REFERENCE, "Spec")) == set(SPEC)
+
+
+@pytest.mark.parametrize("path", SPEC)
+def test_the_spec_table_tells_defaults(path: str) -> None:
+    assert rows(REFERENCE, "Spec")[path][1] == default(SPEC[path])
+
+
+@pytest.mark.parametrize("path", [path for path in SPEC if "[]" not in path and "resources" not in path])
+def test_the_spec_table_tells_limits(path: str) -> None:
+    limits = rows(REFERENCE, "Spec")[path][2]
+    known = set(bounds(SPEC[path]))
+    if SPEC[path].annotation is int:
+        assert known, "the models say nothing about limits: this test has become blind"
+    if path == "schedulingStrategy":
+        return  # its pattern tells the length
+    # Limits of what a list or map holds (a string's length, a label's) are not told; its own are.
+    inside = {"command": {16384}, "args": {16384}, "nodeSelector": {63, 317}}
+    missing = {value for value in known if str(value) not in limits} - inside.get(path, set())
+    assert not missing, f"{path}: {sorted(missing)} is a limit in the models and not in the table"
+
+
+def test_the_status_table_has_every_field_and_no_other() -> None:
+    assert set(rows(REFERENCE, "Status")) == {field.alias for field in GPUWorkloadStatus.model_fields.values()}
+
+
+def test_phases_conditions_and_strategies_are_all_there() -> None:
+    assert set(rows(REFERENCE, "Phases")) - {"empty"} == set(get_args(Phase))
+    assert set(rows(REFERENCE, "Conditions")) - {""} == set(get_args(ConditionType))
+    assert set(rows(REFERENCE, "Strategies")) == set(strategies.installed())
+
+
+def test_what_may_change_is_told() -> None:
+    sentence = re.search(r"After that only (.+?);", read(REFERENCE), re.DOTALL)
+    assert sentence and set(_CODE.findall(sentence[1])) == set(MUTABLE)
+
+
+# CamelCase words of these modules that are no reasons of conditions or Events: Kubernetes' own, and reasons of steps
+# that write no condition.
+_NO_REASON = {
+    "Complete", "Failed", "Error", "PodFailurePolicy", "Deleting", "Deleted", "Pending", "Scheduling", "Scheduled",
+    "Running", "Succeeded", "Unknown", "True", "False", "Finished", "Suspended", "Accepted",
+}  # fmt: skip
+
+
+def reasons() -> set[str]:
+    """Reasons that the code can give, read from the modules that give them."""
+    found = set()
+    for module in ("status", "lifecycle", "placement"):
+        for node in ast.walk(ast.parse((ROOT / "planning" / f"{module}.py").read_text())):
+            text = node.value if isinstance(node, ast.Constant) else None
+            if isinstance(text, str) and re.fullmatch(r"[A-Z][a-z]+([A-Z][a-z]+)*", text):
+                found.add(text)
+    return found - _NO_REASON
+
+
+def test_every_reason_is_explained() -> None:
+    text = read(REFERENCE)
+    assert {"JobFailed", "WaitingForCapacity", "NotRunning"} <= reasons(), "the search for reasons has become blind"
+    missing = {reason for reason in reasons() if f"`{reason}`" not in text}
+    assert not missing, f"docs/gpuworkload.md does not mention {sorted(missing)}"
+
+
+# --- docs/architecture.md ------------------------------------------------------------------------------------------
+
+
+def test_the_ledgers_parts_are_all_there() -> None:
+    table = rows(ROOT / "docs" / "architecture.md", "What the ledger remembers")
+    assert set(table) == {field.name for field in dataclasses.fields(Ledger)}
+
+
+# --- docs/operations.md --------------------------------------------------------------------------------------------
+
+OPERATIONS = ROOT / "docs" / "operations.md"
+
+
+def metrics() -> dict[str, str]:
+    """Metrics that the code makes, by the name they are exported under → kind."""
+    found = {}
+    for room in ROOMS:
+        for file in (ROOT / room).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text())):
+                if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+                    continue
+                kind = node.func.attr.removeprefix("create_").removeprefix("observable_")
+                if not node.func.attr.startswith("create_") or kind not in ("counter", "gauge", "histogram"):
+                    continue
+                name = next(iter(node.args), None) or next(k.value for k in node.keywords if k.arg == "name")
+                assert isinstance(name, ast.Constant), f"{file}:{node.lineno}: a metric's name must be a literal"
+                unit = next((k.value.value for k in node.keywords if k.arg == "unit"), "")  # type: ignore[attr-defined]
+                suffix = {"s": "_seconds", "By": "_bytes"}.get(unit, "") + ("_total" if kind == "counter" else "")
+                found[f"{name.value}{suffix}"] = kind
+    return found
+
+
+def test_the_metrics_table_is_what_is_exported() -> None:
+    table = rows(OPERATIONS, "Metrics")
+    assert {name: cells[0] for name, cells in table.items()} == metrics()
+
+
+def test_the_settings_table_is_complete() -> None:
+    table = rows(OPERATIONS, "Settings")
+    assert set(table) == {field.alias for field in Settings.model_fields.values()}
+    for name, field in fields(Settings):
+        if name != "defaultArgs":  # a line of shell, described in words
+            assert table[name][0] == default(field), name
+
+
+def test_the_deployment_name_is_right() -> None:
+    from berth.version import DEPLOYMENT
+
+    text = read(OPERATIONS)
+    assert f"--name {DEPLOYMENT}" in text and f"--deployment-name {DEPLOYMENT} " in text
+
+
+@cache
+def handlers() -> dict[str, set[str]]:
+    """Names of the workflows' signals and queries, from the decorators."""
+    found: dict[str, set[str]] = {"signal": set(), "query": set()}
+    for file in (ROOT / "workflows").glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            for decorator in getattr(node, "decorator_list", ()):
+                target = decorator.func if isinstance(decorator, ast.Call) else decorator
+                if isinstance(target, ast.Attribute) and target.attr in found:
+                    found[target.attr].add(node.name)  # type: ignore[attr-defined]
+    return found
+
+
+@every_page
+def test_lines_for_the_temporal_cli_name_what_exists(page: Path) -> None:
+    from activities.signatures import TASK_QUEUE
+    from workflows.messages import placement_id, workload_id
+
+    for line in code(read(page)):
+        called = words(line)
+        if called[:1] != ["temporal"] or len(called) < 3:
+            continue
+        options = dict(pairwise(called))
+        kind = called[2]
+        if kind in ("signal", "query"):
+            name = options.get("--name") or options.get("--type")
+            assert name in handlers()[kind], f"{line}: there is no {kind} {name}"
+        if "--input" in options:
+            json.loads(options["--input"])
+        if "--workflow-id" in options:
+            assert options["--workflow-id"].startswith((workload_id(""), placement_id(""))), line
+        if "--task-queue" in options:
+            assert options["--task-queue"] == TASK_QUEUE, line
+
+
+@every_page
+def test_search_attributes_exist(page: Path) -> None:
+    from workflows import messages
+
+    known = {key.name for key in (messages.KIND, messages.NAMESPACE, messages.NAME, messages.NODE, messages.PHASE)}
+    assert set(re.findall(r"\bBerth[A-Z]\w+", read(page))) <= known
+
+
+# --- the rooms -----------------------------------------------------------------------------------------------------
+
+MODULES = sorted(file for room in ROOMS for file in (ROOT / room).rglob("*.py") if file.stat().st_size)
+
+
+@pytest.mark.parametrize("module", MODULES, ids=named)
+def test_a_module_says_what_it_is_and_stays_readable(module: Path) -> None:
+    text = module.read_text()
+    assert len(text.splitlines()) <= 500, "more than 500 lines: split it"
+    docstring = ast.get_docstring(ast.parse(text)) or ""
+    assert len(docstring.split()) >= 3, "a module opens with what it decides or does, and for whom"
+
+
+def test_the_readme_shows_every_room() -> None:
+    shown = set(re.findall(r"^\| \[`(\w+)/`\]", read(ROOT / "README.md"), re.MULTILINE))
+    rooms = {room for room in ROOMS if any((ROOT / room).glob("*.py"))}
+    assert rooms <= shown
