@@ -7,6 +7,7 @@ activities and reflectors, which have a retry policy of their own. Objects are t
 from __future__ import annotations
 
 import asyncio
+import io
 import time
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from yarl import URL
 
 from kube.connection import Connection
 from kube.errors import (
+    Conflict,
     Gone,
     KubeError,
     TooLarge,
@@ -34,6 +36,7 @@ from kube.resources import Resource
 
 MAX_LINE = 16 * 1024 * 1024  # bytes of one watch event; etcd takes 1.5 MiB, and JSON is larger than what is stored
 _QUIET = 120.0  # seconds without a byte after which a watch is given up; bookmarks come about every 60
+_LARGE = 512 * 1024  # bytes
 _JSON = "application/json"
 _PARTIAL = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 _PARTIAL_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
@@ -308,7 +311,7 @@ class KubeClient:
             headers = await self._headers(request, accept, content_type if data is not None else "")
             try:
                 async with self._session.request(
-                    method, url, data=data, headers=headers, **self._connection.options
+                    method, url, data=_payload(data), headers=headers, **self._connection.options
                 ) as response:
                     status, answer = response.status, await response.read()
                     retry_after = response.headers.get("Retry-After")
@@ -319,8 +322,14 @@ class KubeClient:
                 if await self._connection.reload(sent):
                     continue
             if not 200 <= status < 300:
-                raise error_from_response(status, answer, request=request, retry_after=retry_after)
+                error = error_from_response(status, answer, request=request, retry_after=retry_after)
+                raise _replaced(error) if method == "PATCH" else error
             return _object(answer, request)
+
+
+def _payload(data: bytes | None) -> bytes | io.BytesIO | None:
+    """A large body as a file, which aiohttp sends in pieces and does not hold the event loop for."""
+    return io.BytesIO(data) if data is not None and len(data) > _LARGE else data
 
 
 async def _lines(content: aiohttp.StreamReader, request: str) -> AsyncGenerator[bytes, None]:
@@ -365,6 +374,17 @@ def _object(data: bytes, request: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise bad_response(f"the answer is not an object: {data[:100]!r}", request=request)
     return value
+
+
+def _replaced(error: KubeError) -> KubeError:
+    """A patch whose metadata.uid differs is refused as if the patch wanted to change it (422, field is immutable); what
+    it means is that the name belongs to another object by now."""
+    causes = error.details.get("causes") or []
+    if error.status != 422 or not any(isinstance(c, dict) and c.get("field") == "metadata.uid" for c in causes):
+        return error
+    return Conflict(
+        error.message, status=error.status, reason=error.reason, details=error.details, request=error.request
+    )
 
 
 def _selectors(label_selector: str, field_selector: str) -> dict[str, str]:

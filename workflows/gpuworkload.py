@@ -54,8 +54,9 @@ class GPUWorkload:
                 return followed.phase
             wait = followed.within
             if followed.next == "retry":
-                if self._state.due is None:
-                    self._state.due = workflow.time() + (followed.within or 0.0)
+                # A later look at the same failure computes its delay anew; only an earlier moment counts.
+                due = workflow.time() + (followed.within or 0.0)
+                self._state.due = due if self._state.due is None else min(due, self._state.due)
                 wait = self._state.due - workflow.time()
                 if wait <= 0:
                     await self._hand_back(followed)

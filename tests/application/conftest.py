@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import zlib
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -39,7 +41,8 @@ async def tenant(deployed: Stack, request: pytest.FixtureRequest) -> AsyncIterat
     temporal = await connect_temporal(
         ProcessOptions(temporal_address=endpoints.temporal_address, temporal_namespace=endpoints.temporal_namespace)
     )
-    namespace = request.node.name.split("[")[0].removeprefix("test_").replace("_", "-")[:40].strip("-")
+    words = re.sub(r"[^a-z0-9]+", "-", request.node.name.removeprefix("test_").lower()).strip("-")
+    namespace = f"{words[:40].strip('-')}-{zlib.crc32(words.encode()):08x}"
     async with await KubeClient.connect(kubeconfig) as kube:
         await kube.create(NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
         mine = Tenant(deployed, kube, temporal, namespace)

@@ -101,8 +101,10 @@ class Tenant:
         await eventually(nothing, seconds, lambda: "Jobs or pods are left")
 
     async def history(self, uid: str) -> list[str]:
-        """The event types of the workload's latest workflow run."""
+        """The event types of the workload's workflow, once that has ended (a moment after the status says so)."""
         handle = self.temporal.get_workflow_handle(workload_id(uid))
+        async with asyncio.timeout(10):
+            await handle.result()
         return [type_name(event.event_type) async for event in handle.fetch_history_events()]
 
     async def events(self, name: str) -> list[dict[str, Any]]:
