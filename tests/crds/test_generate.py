@@ -1,0 +1,67 @@
+"""The checked-in CRD is what the models say, structural, and bounded everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from crds import generate
+from crds.gpuworkload import GPUWorkloadSpec
+
+
+def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    yield path, schema
+    for name, item in schema.get("properties", {}).items():
+        yield from nodes(item, f"{path}.{name}")
+    for key in ("items", "additionalProperties"):
+        if key in schema:
+            yield from nodes(schema[key], f"{path}[]")
+
+
+def version() -> dict[str, Any]:
+    found: dict[str, Any] = generate.custom_resource_definition()["spec"]["versions"][0]
+    return found
+
+
+def test_the_checked_in_crd_is_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:
+    assert generate.main(["--check"]) == 0, capsys.readouterr().err
+
+
+def test_drift_is_noticed(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(generate, "TARGET", tmp_path / "crds" / "x.yaml")
+    assert generate.main(["--check"]) == 1 and "python -m crds.generate" in capsys.readouterr().err
+    assert generate.main([]) == 0 and generate.main(["--check"]) == 0
+    generate.TARGET.write_text(generate.TARGET.read_text() + "# edited\n")
+    assert generate.main(["--check"]) == 1
+
+
+def test_the_schema_is_structural() -> None:
+    for path, node in nodes(version()["schema"]["openAPIV3Schema"]):
+        assert not {"$ref", "$defs", "title", "const", "anyOf", "allOf", "oneOf", "not"} & set(node), path
+        assert "type" in node or node.get("x-kubernetes-int-or-string"), path
+        assert node.get("additionalProperties") is not False, path
+
+
+def test_everything_in_spec_and_status_is_bounded() -> None:
+    for path, node in nodes(version()["schema"]["openAPIV3Schema"]):
+        if not path.startswith((".spec", ".status")):
+            continue
+        if node.get("type") == "string" and "enum" not in node:
+            assert "maxLength" in node, path
+        if node.get("type") == "array":
+            assert "maxItems" in node, path
+        if "additionalProperties" in node:
+            assert "maxProperties" in node, path
+
+
+def test_every_field_but_three_is_fixed_after_the_first_job() -> None:
+    rules = {rule["fieldPath"] for rule in version()["schema"]["openAPIV3Schema"]["x-kubernetes-validations"]}
+    fields = {f".spec.{field.alias}" for field in GPUWorkloadSpec.model_fields.values()}
+    assert fields - rules == {".spec.suspend", ".spec.priority", ".spec.activeDeadlineSeconds"}
+
+
+def test_columns() -> None:
+    names = [column["name"] for column in version()["additionalPrinterColumns"] if not column.get("priority")]
+    assert names == ["Model", "GPUs", "Strategy", "Phase", "Node", "Retries", "Age"]

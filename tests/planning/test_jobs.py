@@ -1,0 +1,212 @@
+"""The Job of a workload: what it asks for, where it may run, and what of a template is kept or refused."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from crds.settings import Settings
+from planning.jobs import examination_manifest, job_manifest, refusal, requests_of, shape_of
+from planning.model import Assignment, NodeView, Resources, Turn, WorkloadView
+from planning.naming import job_name
+from planning.podspecs import node_terms
+from planning.views import job_view
+from tests.planning.builders import GIB, SETTINGS, node, taint, workload
+
+GPU = "nvidia.com/gpu"
+
+
+def manifest(view: WorkloadView, settings: Settings = SETTINGS, *, turn: Turn | None = None) -> dict[str, Any]:
+    assert view.spec is not None, view.invalid
+    turn = turn or Turn()
+    requests = shape_of(view.spec, settings).requests
+    assignment = Assignment(
+        view.uid, "ns", view.name, 1, 1, turn, "n1", requests, "random", job_name(view.name, view.uid, turn.attempt)
+    )
+    return job_manifest(view, assignment, settings)
+
+
+def pod_of(made: dict[str, Any]) -> dict[str, Any]:
+    spec: dict[str, Any] = made["spec"]["template"]["spec"]
+    return spec
+
+
+def template(*containers: dict[str, Any], **pod: Any) -> dict[str, Any]:
+    return {"template": {"spec": {"containers": list(containers) or [{"name": "a", "image": "b"}], **pod}}}
+
+
+def asking(gpus: Any, name: str = "a") -> dict[str, Any]:
+    return {"name": name, "image": "b", "resources": {"limits": {GPU: gpus}}}
+
+
+def test_the_default_job_runs_and_ends() -> None:
+    pod = pod_of(manifest(workload("a", 2)))
+    (container,) = pod["containers"]
+    assert (container["name"], container["image"]) == ("gpu-workload", "busybox:1.36")
+    assert container["command"] == ["/bin/sh", "-c"] and "MODEL_NAME" in container["args"][0]
+    assert container["env"] == [{"name": "MODEL_NAME", "value": "m"}, {"name": "GPU_COUNT", "value": "2"}]
+    assert container["terminationMessagePolicy"] == "FallbackToLogsOnError" and pod["restartPolicy"] == "Never"
+
+
+def test_an_own_image_is_not_given_the_default_command() -> None:
+    (container,) = pod_of(manifest(workload("a", spec={"image": "x"})))["containers"]
+    assert "command" not in container and "args" not in container
+
+
+def test_berth_counts_retries_and_records_outcomes_not_the_job_controller() -> None:
+    spec = manifest(workload("a"))["spec"]
+    assert spec["backoffLimit"] == 0 and spec["podReplacementPolicy"] == "Failed"
+    assert "ttlSecondsAfterFinished" not in spec and "activeDeadlineSeconds" not in spec
+    assert spec["podFailurePolicy"] == {
+        "rules": [{"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]
+    }
+    assert manifest(workload("a", spec={"activeDeadlineSeconds": 9}))["spec"]["activeDeadlineSeconds"] == 9
+
+
+def test_the_owner_and_what_is_read_back() -> None:
+    made = manifest(workload("a", 3), turn=Turn(5, 2))
+    (owner,) = made["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["uid"], owner["controller"], owner["blockOwnerDeletion"]) == (
+        "GPUWorkload", "a", True, True,
+    )  # fmt: skip
+    view = job_view(made)
+    assert view is not None
+    assert (view.name, view.attempt, view.retries, view.node, view.strategy) == ("a-a-5", 5, 2, "n1", "random")
+    assert view.requests == Resources(3, 0, 0, 1) and view.workload_uid == "a"
+    assert made["spec"]["template"]["metadata"]["labels"] == made["metadata"]["labels"]
+
+
+def test_the_node_is_required_by_affinity_and_not_by_node_name() -> None:
+    pod = pod_of(manifest(workload("a")))
+    assert "nodeName" not in pod
+    terms = node_terms(pod["affinity"])
+    assert terms is not None and [r.values for term in terms for r in term] == [("n1",)] and terms[0][0].field
+
+
+def test_the_templates_own_affinity_still_holds() -> None:
+    own = {
+        "requiredDuringSchedulingIgnoredDuringExecution": {
+            "nodeSelectorTerms": [
+                {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]},
+                {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["n9"]}]},
+                {},
+            ]
+        },
+        "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "preference": {}}],
+    }
+    affinity = {"nodeAffinity": own, "podAntiAffinity": {"x": "y"}}
+    made = pod_of(manifest(workload("a", spec=template(affinity=affinity))))["affinity"]
+    required = made["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    pin = {"key": "metadata.name", "operator": "In", "values": ["n1"]}
+    assert required[0]["matchExpressions"][0]["key"] == "zone" and required[0]["matchFields"] == [pin]
+    assert required[1]["matchFields"][1] == pin and required[2] == {}
+    assert (
+        made["podAntiAffinity"] == {"x": "y"}
+        and "preferredDuringSchedulingIgnoredDuringExecution" in made["nodeAffinity"]
+    )
+    found = shape_of(workload("a", spec=template(affinity=affinity)).spec, SETTINGS).constraints.affinity  # type: ignore[arg-type]
+    assert found is not None and len(found) == 3
+
+
+def test_env_of_the_person_wins() -> None:
+    env = [
+        {"name": "GPU_COUNT", "value": "x"},
+        {"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+    ]
+    (container,) = pod_of(manifest(workload("a", spec={"env": env})))["containers"]
+    assert container["env"] == [{"name": "MODEL_NAME", "value": "m"}, *env]
+
+
+def test_resources_selectors_and_tolerations() -> None:
+    spec = {
+        "resources": {"requests": {"cpu": "500m"}, "limits": {"memory": "2Gi"}},
+        "nodeSelector": {"zone": "a"},
+        "tolerations": [{"key": "x", "operator": "Exists"}],
+    }
+    view = workload("a", 2, spec=spec)
+    pod = pod_of(manifest(view))
+    assert pod["containers"][0]["resources"] == {"limits": {"memory": "2Gi", GPU: "2"}, "requests": {"cpu": "500m"}}
+    assert pod["nodeSelector"] == {"zone": "a"}
+    assert pod["tolerations"] == [
+        {"key": "x", "operator": "Exists"},
+        {"key": GPU, "operator": "Exists", "effect": "NoSchedule"},
+    ]
+    assert view.spec is not None
+    shape = shape_of(view.spec, SETTINGS)
+    assert shape.requests == requests_of(view.spec, SETTINGS) == Resources(2, 500, 2 * GIB, 1)
+
+
+def test_a_gpu_taint_does_not_keep_gpu_workloads_off() -> None:
+    from planning.filters import refusal as node_refusal
+
+    view = workload("a")
+    assert view.spec is not None
+    tainted: NodeView = node("n", taints=(taint(GPU, value="present"),))
+    assert node_refusal(shape_of(view.spec, SETTINGS).constraints, tainted) == ""
+
+
+def test_another_gpu_resource() -> None:
+    settings = Settings(gpu_resource="amd.com/gpu")
+    made = manifest(workload("a", 2), settings)
+    assert pod_of(made)["containers"][0]["resources"]["limits"] == {"amd.com/gpu": "2"}
+
+
+def test_a_template_keeps_what_berth_does_not_know_and_is_not_changed_itself() -> None:
+    spec = template({"name": "a", "image": "b", "newField": {"x": [1]}}, newPodField=True)
+    spec["template"]["metadata"] = {"labels": {"team": "t", "gpu.warp.dev/workload-uid": "forged"}}
+    view = workload("a", 3, spec=spec)
+    before = copy.deepcopy(spec)
+    made = manifest(view)
+    pod = pod_of(made)
+    assert pod["newPodField"] is True and pod["containers"][0]["newField"] == {"x": [1]}
+    assert pod["containers"][0]["resources"]["limits"] == {GPU: "3"} and pod["restartPolicy"] == "Never"
+    labels = made["spec"]["template"]["metadata"]["labels"]
+    assert labels["team"] == "t" and labels["gpu.warp.dev/workload-uid"] == "a"
+    assert view.spec is not None and view.spec.template == before["template"]
+
+
+def test_a_template_may_ask_for_its_gpus_itself() -> None:
+    pod = pod_of(manifest(workload("a", 3, spec=template(asking(1), asking("2", "b")))))
+    assert [c["resources"]["limits"][GPU] for c in pod["containers"]] == [1, "2"]
+    assert all({"MODEL_NAME", "GPU_COUNT"} == {e["name"] for e in c["env"]} for c in pod["containers"])
+
+
+@pytest.mark.parametrize(
+    ("gpus", "spec", "message"),
+    [
+        (2, template(asking(1)), "spec.template: its containers ask for 1 nvidia.com/gpu in all, but gpuCount is 2"),
+        (1, template(asking("500m")), "must be a whole number of GPUs"),
+        (1, template(asking("x")), "is not a quantity"),
+        (1, template(nodeName="n"), "berth chooses the node"),
+        (1, template(restartPolicy="Always"), "must be Never"),
+        (1, template(initContainers=[asking(4)]), "its init containers ask for 4 nvidia.com/gpu, but gpuCount is 1"),
+        (
+            1,
+            {**template(nodeSelector={"z": "a"}), "nodeSelector": {"z": "b"}},
+            "contradicts the template's nodeSelector",
+        ),
+        (1, {"resources": {"requests": {GPU: 1}}}, "GPUs are asked for by gpuCount"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(gpus: int, spec: dict[str, Any], message: str) -> None:
+    view = workload("a", gpus, spec=spec)
+    assert view.spec is not None, view.invalid
+    assert message in refusal(view.spec, SETTINGS)
+    with pytest.raises(ValueError, match="spec"):
+        manifest(view)
+
+
+@pytest.mark.parametrize("part", [{"affinity": 3}, {"tolerations": "x"}, {"nodeSelector": [1]}, {"initContainers": {}}])
+def test_nonsense_in_a_template_is_left_to_the_dry_run(part: dict[str, Any]) -> None:
+    view = workload("a", spec=template(**part))
+    assert view.spec is not None
+    assert refusal(view.spec, SETTINGS) == ""
+    examination_manifest(view, SETTINGS)
+
+
+def test_the_examination_is_the_same_job_without_a_node() -> None:
+    made = examination_manifest(workload("a" * 253, spec=template()), SETTINGS)
+    assert "name" not in made["metadata"] and len(made["metadata"]["generateName"]) <= 51
+    assert "affinity" not in pod_of(made)
