@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -99,6 +100,14 @@ class Tenant:
             return not await self.jobs() and not await self.pods()
 
         await eventually(nothing, seconds, lambda: "Jobs or pods are left")
+
+    async def evict(self) -> None:
+        """Evicts the namespace's only pod, as a drain does."""
+        (pod,) = await self.pods()
+        name = pod["metadata"]["name"]
+        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{name}/eviction"
+        await asyncio.to_thread(self.stack.kubectl, "create", "--raw", path, "-f", "-", stdin=json.dumps(body))
 
     async def history(self, uid: str) -> list[str]:
         """The event types of the workload's workflow, once that has ended (a moment after the status says so)."""

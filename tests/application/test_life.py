@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from typing import Any
 
 import pytest
 
@@ -16,7 +14,6 @@ from tests.application.tenant import Tenant, condition, eventually
 pytestmark = pytest.mark.stack
 
 SECRETS = Resource("", "v1", "secrets", "Secret", namespaced=True)
-EVICTIONS = Resource("policy", "v1", "evictions", "Eviction", namespaced=True)
 
 
 async def test_apply_to_finished_costs_at_most_twelve_events(tenant: Tenant) -> None:
@@ -168,17 +165,10 @@ async def test_an_eviction_is_answered_with_another_job_and_costs_no_retry(tenan
     await tenant.node("a", 1)
     await tenant.apply("w", run="4s")
     await tenant.until("w", phase="Running")
-    (pod,) = await tenant.pods()
-    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod["metadata"]["name"]}}
-    await _evict(tenant, pod["metadata"]["name"], eviction)
+    await tenant.evict()
     done = await tenant.until("w", phase="Succeeded", seconds=60)
     assert done["status"]["retryCount"] == 0
     assert done["status"]["attempt"] >= 1
-
-
-async def _evict(tenant: Tenant, name: str, body: dict[str, Any]) -> None:
-    path = f"/api/v1/namespaces/{tenant.namespace}/pods/{name}/eviction"
-    await asyncio.to_thread(tenant.stack.kubectl, "create", "--raw", path, "-f", "-", stdin=json.dumps(body))
 
 
 async def test_a_deleted_node_costs_a_retry_and_the_next_job_goes_elsewhere(tenant: Tenant) -> None:

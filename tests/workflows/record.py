@@ -1,0 +1,87 @@
+"""Records the histories that test_replay.py replays: `python -m tests.workflows.record`, on a stack of its own.
+
+Every scenario is played on the real control plane; what Temporal recorded is written to histories/, named after the
+scenario and the build, so that histories of older builds stay and go on being replayed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from berth.cli.application import after_up, application_processes
+from berth.process import ProcessOptions, connect_temporal
+from berth.version import build_id
+from kube.client import KubeClient
+from kube.resources import NAMESPACES
+from stack import Lines, Stack, UpOptions
+from tests.application.tenant import Tenant
+from workflows.messages import placement_id, workload_id
+
+FOLDER = Path(__file__).parent / "histories"
+
+
+async def scenarios(tenant: Tenant) -> dict[str, str]:
+    """Plays them all; returns the workflow id of each."""
+    await tenant.node("a", 2)
+    ids: dict[str, str] = {}
+
+    async def begin(scenario: str, name: str, gpus: int = 1, **spec: object) -> None:
+        raw = await tenant.apply(name, gpus, **spec)  # type: ignore[arg-type]  # the scenario's own spec fields
+        ids[scenario] = workload_id(raw["metadata"]["uid"])
+
+    await begin("gpuworkload-succeeded", "succeeded")
+    await tenant.until("succeeded", phase="Succeeded")
+    await begin("gpuworkload-retried", "retried", exit_code=3, retryPolicy={"maxRetries": 1, "backoffSeconds": 2})
+    await tenant.until("retried", phase="Failed")
+    await begin("gpuworkload-no-suitable-node", "impossible", gpus=8)
+    await tenant.until("impossible", retryCount=1)
+    await tenant.patch("impossible", gpuCount=1)
+    await tenant.until("impossible", phase="Succeeded")
+    await begin("gpuworkload-suspended", "suspended", run="4s")
+    await tenant.until("suspended", phase="Running")
+    await tenant.patch("suspended", suspend=True)
+    await tenant.until("suspended", phase="Pending")
+    await tenant.patch("suspended", suspend=False)
+    await tenant.until("suspended", phase="Succeeded", seconds=60)
+    await begin("gpuworkload-evicted", "evicted", run="4s")
+    await tenant.until("evicted", phase="Running")
+    await tenant.evict()
+    await tenant.until("evicted", phase="Succeeded", seconds=60)
+    await begin("gpuworkload-deleted", "deleted", run="60s")
+    await tenant.until("deleted", phase="Running")
+    await tenant.delete("deleted")
+    await tenant.until_gone("deleted")
+    ids["placement-rounds"] = placement_id("default")
+    return ids
+
+
+async def record(stack: Stack) -> None:
+    endpoints = stack.endpoints
+    temporal = await connect_temporal(ProcessOptions(temporal_address=endpoints.temporal_address))
+    async with await KubeClient.connect(endpoints.kubeconfig("admin")) as kube:
+        await kube.create(NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "record"}})
+        ids = await scenarios(Tenant(stack, kube, temporal, "record"))
+    FOLDER.mkdir(exist_ok=True)
+    for scenario, workflow in ids.items():
+        history = await temporal.get_workflow_handle(workflow).fetch_history()
+        path = FOLDER / f"{scenario}--{build_id()}.json"
+        path.write_text(json.dumps({"workflowId": workflow, "history": history.to_json_dict()}, indent=1) + "\n")
+        sys.stdout.write(f"{path.name}: {len(history.events)} events\n")
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        stack, options = Stack(Path(folder)), UpOptions(end_with_caller=True)
+        stack.up(options, Lines(), lambda endpoints: application_processes(endpoints, options), after_up)
+        try:
+            asyncio.run(record(stack))
+        finally:
+            stack.down()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Recorded histories against today's workflows, inside the sandbox that the worker itself leaves out.
+
+A change that breaks one of these needs a patch marker (`workflow.patched`); histories are recorded anew, beside the old
+ones, by `python -m tests.workflows.record`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from temporalio.client import WorkflowHistory
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.worker import Replayer
+from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
+
+from workflows.gpuworkload import GPUWorkload
+from workflows.placement import Placement
+
+HISTORIES = sorted((Path(__file__).parent / "histories").glob("*.json"))
+
+# Values and signatures only; the workflows themselves are imported anew, under restrictions, for each run.
+PASSED_THROUGH = ("crds", "planning", "activities", "pydantic", "pydantic_core", "annotated_types")
+
+
+def replayer() -> Replayer:
+    return Replayer(
+        workflows=[Placement, GPUWorkload],
+        workflow_runner=SandboxedWorkflowRunner(
+            restrictions=SandboxRestrictions.default.with_passthrough_modules(*PASSED_THROUGH)
+        ),
+        data_converter=pydantic_data_converter,
+    )
+
+
+def load(path: Path) -> WorkflowHistory:
+    recorded = json.loads(path.read_text())
+    return WorkflowHistory.from_json(recorded["workflowId"], recorded["history"])
+
+
+@pytest.mark.parametrize("path", HISTORIES, ids=lambda p: p.stem)
+async def test_recorded_histories_replay(path: Path) -> None:
+    result = await replayer().replay_workflow(load(path))
+    assert result.replay_failure is None
+
+
+def test_every_workflow_and_every_way_through_it_is_recorded() -> None:
+    names = {path.stem.split("--")[0] for path in HISTORIES}
+    assert {
+        "gpuworkload-succeeded",
+        "gpuworkload-retried",
+        "gpuworkload-no-suitable-node",
+        "gpuworkload-suspended",
+        "gpuworkload-deleted",
+        "gpuworkload-evicted",
+        "placement-rounds",
+    } <= names
+
+
+async def test_a_history_that_does_not_fit_is_refused() -> None:
+    """The check can fail: a ledger's history with its first activity renamed is no history of this ledger."""
+    path = next(p for p in HISTORIES if p.stem.startswith("placement-rounds"))
+    text = path.read_text().replace('"name": "decide"', '"name": "guess"')
+    assert text != path.read_text()
+    recorded = json.loads(text)
+    result = await replayer().replay_workflow(
+        WorkflowHistory.from_json(recorded["workflowId"], recorded["history"]), raise_on_replay_failure=False
+    )
+    assert result.replay_failure is not None
