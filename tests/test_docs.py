@@ -439,3 +439,15 @@ def test_the_readme_shows_every_room() -> None:
     shown = set(re.findall(r"^\| \[`(\w+)/`\]", read(ROOT / "README.md"), re.MULTILINE))
     rooms = {room for room in ROOMS if any((ROOT / room).glob("*.py"))}
     assert rooms <= shown
+
+
+def test_the_readmes_figures_of_the_demo_are_the_cuts() -> None:
+    from berth.demo.cut import RunTimes, make_cut
+    from berth.demo.trace import load
+
+    cut, text = make_cut(load()), " ".join(read(ROOT / "README.md").split())
+    assert f"creates {len(cut.nodes)} simulated nodes with {cut.gpus:,} GPUs" in text
+    assert f"applies {len(cut.runs):,} GPUWorkloads" in text
+    assert f"They want {cut.gpus_wanted:,} GPUs" in text
+    assert f"scale of {RunTimes().shortest:g} to {RunTimes().longest:g} seconds" in text
+    assert f"{sum(run.fails != 0 for run in cut.runs) / len(cut.runs):.0%}".replace("%", " %") in text
