@@ -159,7 +159,7 @@ class _Build:
             process_group=0,
             preexec_fn=die_with_parent,
         )
-        with process, self.log.open("w") as log:
+        with process, self.log.open("w", buffering=1) as log:
             try:
                 for line in process.stdout or ():
                     log.write(line)

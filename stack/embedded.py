@@ -274,12 +274,15 @@ class Stack:
         after: Sequence[str] | None = None,
         port: int | None = None,
         timeout: float = 60.0,
+        stop_timeout: float = 10.0,
     ) -> int:
         """Adds (or replaces) a process under the same supervisor, waits until it is ready, returns its process id.
 
         It comes after everything else unless `after` says what it needs.
         """
-        spec = ProcessSpec(name, tuple(map(str, argv)), env or {}, tuple(after or ()), tuple(ready), port)
+        spec = ProcessSpec(
+            name, tuple(map(str, argv)), env or {}, tuple(after or ()), tuple(ready), port, None, stop_timeout
+        )
         with locked(self.layout.lock):
             others = [each for each in self._planned() if each.name != name]
             if after is None:

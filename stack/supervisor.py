@@ -207,13 +207,15 @@ class Supervisor:
             await asyncio.sleep(0.5)
 
     async def _rotate_logs(self) -> None:
-        """Keeps every log below two times the limit. The children append, so cutting the file is all it takes."""
+        """Keeps every log bounded. The children append, so a copy of the end and a cut are all it takes."""
         while True:
-            await asyncio.sleep(5)
+            await asyncio.sleep(1)
             for log in self.layout.log.glob("*.log"):
                 with contextlib.suppress(OSError):
                     if log.stat().st_size > _LOG_LIMIT:
-                        write_atomic(log.with_suffix(".log.1"), log.read_bytes())
+                        with log.open("rb") as file:
+                            file.seek(-_LOG_LIMIT, os.SEEK_END)
+                            write_atomic(log.with_suffix(".log.1"), file.read(_LOG_LIMIT))
                         os.truncate(log, 0)
 
 

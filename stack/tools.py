@@ -131,8 +131,9 @@ class Found:
 def fingerprint(tool: Tool, modules: Path = MODULES) -> str:
     """Names what a build depends on: the pinned modules, our own sources and the flags."""
     digest = hashlib.sha256()
-    for file in sorted((modules / tool.module).iterdir()):
-        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    folder = modules / tool.module
+    for file in sorted(each for each in folder.rglob("*") if each.is_file()):
+        digest.update(str(file.relative_to(folder)).encode() + b"\0" + file.read_bytes() + b"\0")
     digest.update("\0".join([tool.package, str(tool.test), *tool.flags]).encode())
     return digest.hexdigest()[:12]
 

@@ -1,0 +1,88 @@
+"""`berth up | down | status | logs` as a person meets them, over existing services."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from berth.cli.stack_commands import register
+from stack import Endpoints, ProcessSpec, Stack, UpOptions
+
+CODE = "import time; print('at work', flush=True); time.sleep(1000)"
+
+
+class Cli:
+    """The app with an application of one process."""
+
+    def __init__(self, data: Path, outside: object) -> None:
+        self.data = data
+        self.outside = outside
+        self.installed: list[Endpoints] = []
+        self.options: list[UpOptions] = []
+        self.app = typer.Typer()
+        register(self.app, self._processes, self.installed.append)
+
+    def _processes(self, endpoints: Endpoints, options: UpOptions) -> list[ProcessSpec]:
+        assert self.installed, "the processes were asked for before the cluster was prepared"
+        self.options.append(options)
+        return [ProcessSpec("worker", (sys.executable, "-c", CODE), port=endpoints.ports["worker-health"])]
+
+    def __call__(self, command: str, *arguments: str, code: int = 0) -> str:
+        result = CliRunner().invoke(self.app, [command, "--data", str(self.data), *arguments])
+        assert result.exit_code == code, result.output
+        return result.output
+
+    def up(self, *arguments: str) -> str:
+        port = self.outside.port  # type: ignore[attr-defined]
+        kubeconfig = self.outside.kubeconfig  # type: ignore[attr-defined]
+        return self("up", "--kubeconfig", str(kubeconfig), "--temporal-address", f"127.0.0.1:{port}", *arguments)
+
+
+@pytest.fixture
+def cli(tmp_path: Path, outside: object) -> Iterator[Cli]:
+    made = Cli(tmp_path / "data", outside)
+    yield made
+    Stack(made.data).down()
+
+
+def test_up_status_logs_down(cli: Cli) -> None:
+    shown = cli.up()
+    assert "existing" in shown
+    assert "export KUBECONFIG=" in shown
+    assert "Up in" in shown
+    assert len(cli.installed) == 1
+    status = cli("status")
+    assert "worker" in status
+    assert "ready" in status
+    told = json.loads(cli("status", "--json"))
+    assert [each["name"] for each in told["processes"]] == ["worker"]
+    assert told["endpoints"]["temporal_address"].startswith("127.0.0.1:")
+    assert "at work" in cli("logs", "worker")
+    assert "supervisor | " in cli("logs").replace("supervisor |", "supervisor | ")
+    assert "ended" in cli("down")
+    assert "nothing was running" in cli("down")
+    assert "stopped" in cli("status", code=1)
+
+
+def test_services_only(cli: Cli) -> None:
+    cli.up("--services-only")
+    assert Stack(cli.data).names == []
+    assert len(cli.installed) == 1
+
+
+def test_errors_say_what_happened_and_what_to_do(cli: Cli, tmp_path: Path) -> None:
+    assert "Start one with `berth up`" in cli("status", code=1)
+    cli.up()
+    shown = cli("logs", "wroker", code=1)
+    assert "no process wroker" in shown
+    assert "Known: worker, supervisor" in shown
+    shown = cli("up", "--kubeconfig", str(tmp_path / "absent"), "--temporal-address", "127.0.0.1:1", code=1)
+    assert "error:" in shown
+    assert "hint:" in shown
+    assert "is not NAME=PATH" in cli("up", "--tool", "etcd", code=1)

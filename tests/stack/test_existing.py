@@ -1,0 +1,142 @@
+"""`berth up` against a cluster or a Temporal that exists already."""
+
+from __future__ import annotations
+
+import hashlib
+import ssl
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from stack import Endpoints, ExistingCluster, ExistingTemporal, Stack, StackError, UpOptions
+from stack.external import check_temporal, take_context
+
+
+def write(path: Path, **content: object) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    return write(
+        tmp_path / "kube" / "config",
+        clusters=[
+            {"name": "one", "cluster": {"server": "https://one:6443", "certificate-authority": "ca.pem"}},
+            {"name": "two", "cluster": {"server": "https://two:6443"}},
+        ],
+        users=[{"name": "me", "user": {"token": "secret"}}, {"name": "you", "user": {"token": "other"}}],
+        contexts=[
+            {"name": "first", "context": {"cluster": "one", "user": "me"}},
+            {"name": "second", "context": {"cluster": "two", "user": "you"}},
+        ],
+        **{"current-context": "first"},
+    )
+
+
+def test_one_context_is_taken_and_no_other_persons_secret(config: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    assert take_context(ExistingCluster(config), target) == "https://one:6443"
+    text = target.read_text()
+    assert "secret" in text
+    assert "other" not in text
+    assert str(config.parent / "ca.pem") in text, "a relative file name no longer leads anywhere"
+    assert target.stat().st_mode & 0o077 == 0
+    assert take_context(ExistingCluster(config, "second"), target) == "https://two:6443"
+
+
+def test_kubectls_own_rules_are_followed(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = write(
+        tmp_path / "other",
+        clusters=[{"name": "three", "cluster": {"server": "https://three"}}],
+        contexts=[{"name": "third", "context": {"cluster": "three", "user": "me"}}],
+    )
+    monkeypatch.setenv("KUBECONFIG", f"{tmp_path / 'absent'}:{config}:{other}")
+    assert take_context(ExistingCluster(), tmp_path / "out") == "https://one:6443"
+    assert take_context(ExistingCluster(context="third"), tmp_path / "out") == "https://three"
+
+
+def test_a_wrong_context_is_answered_with_the_right_ones(config: Path, tmp_path: Path) -> None:
+    with pytest.raises(StackError, match=r"(?s)no context 'thrid'.*first, second"):
+        take_context(ExistingCluster(config, "thrid"), tmp_path / "out")
+    with pytest.raises(StackError, match="cannot be read: No such file"):
+        take_context(ExistingCluster(tmp_path / "absent"), tmp_path / "out")
+    (tmp_path / "broken").write_text("{")
+    with pytest.raises(StackError, match="not YAML"):
+        take_context(ExistingCluster(tmp_path / "broken"), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("temporal", "complaint"),
+    [
+        (ExistingTemporal("nowhere"), "not host:port"),
+        (ExistingTemporal("127.0.0.1:1"), r"(?s)127.0.0.1:1 does not answer: Connection refused.*Check the address"),
+        (ExistingTemporal("127.0.0.1:1", api_key_env="NO_SUCH_KEY"), r"NO_SUCH_KEY is not set"),
+        (ExistingTemporal("127.0.0.1:1", tls_ca=Path("/no/ca.pem")), r"/no/ca.pem does not exist"),
+    ],
+)
+def test_a_wrong_temporal_is_said_so(temporal: ExistingTemporal, complaint: str) -> None:
+    with pytest.raises(StackError, match=complaint):
+        check_temporal(temporal)
+
+
+def test_a_temporal_that_speaks_no_tls_is_said_so(outside: object) -> None:
+    port = outside.port  # type: ignore[attr-defined]
+    with pytest.raises(StackError, match=r"refuses TLS.*(?s:.)*--temporal-tls-ca"):
+        check_temporal(ExistingTemporal(f"127.0.0.1:{port}", tls=True))
+
+
+def test_tls_is_implied_by_what_only_makes_sense_with_it() -> None:
+    assert not ExistingTemporal("a:1").uses_tls
+    assert ExistingTemporal("a:1", api_key_env="K").uses_tls
+    assert ExistingTemporal("a:1", tls_ca=Path("ca")).uses_tls
+    assert ssl.HAS_ALPN
+
+
+def test_nothing_is_started_beside_existing_services(light: Stack, outside: object) -> None:
+    endpoints = light.endpoints
+    assert light.status() == []
+    assert not endpoints.embedded_cluster
+    assert not endpoints.embedded_temporal
+    assert endpoints.temporal_namespace == "prod"
+    assert endpoints.temporal_ui is None
+    assert endpoints.kubeconfig("berth-worker") == endpoints.kubeconfig("admin")
+    assert endpoints.temporal_environment() == {
+        "TEMPORAL_ADDRESS": endpoints.temporal_address,
+        "TEMPORAL_NAMESPACE": "prod",
+    }
+    assert Endpoints.from_json(endpoints.to_json()) == endpoints
+
+
+def test_the_api_key_reaches_processes_and_no_file(
+    tmp_path: Path, outside: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_KEY", "very-secret")
+    monkeypatch.setattr("stack.plan.check_temporal", lambda temporal: None)  # the listener here speaks no TLS
+    options: UpOptions = outside.options  # type: ignore[attr-defined]
+    temporal = ExistingTemporal(options.temporal.address, api_key_env="MY_KEY")  # type: ignore[union-attr]
+    stack = Stack(tmp_path / "data")
+    stack.up(UpOptions(cluster=options.cluster, temporal=temporal, end_with_caller=True))
+    there = stack.layout.root / "there"
+    try:
+        stack.add_process("key", ("sh", "-c", 'echo "$TEMPORAL_API_KEY" | sha256sum > there; sleep 1000'))
+        digest = hashlib.sha256(b"very-secret\n").hexdigest()
+        deadline = time.monotonic() + 10
+        while not there.exists() or digest not in there.read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        stack.down()
+    for file in (tmp_path / "data").rglob("*"):
+        assert not file.is_file() or b"very-secret" not in file.read_bytes(), file
+
+
+def test_a_stack_that_never_was_is_said_so(tmp_path: Path) -> None:
+    stack = Stack(tmp_path / "none")
+    with pytest.raises(StackError, match=r"(?s)no stack in .*berth up"):
+        _ = stack.endpoints
+    assert not stack.down()
+    assert stack.status() == []
