@@ -6,10 +6,12 @@ For the demo and the benchmarks. Read from the sources themselves; nothing is es
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import time
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +19,7 @@ import aiohttp
 from temporalio.client import Client
 
 from kube.connection import Connection
+from stack import Stack
 from workflows.messages import placement_id
 
 WRITES = ("POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION")
@@ -137,3 +140,27 @@ def memory(pid: int) -> Memory:
 
 def _kilobytes(text: str) -> Mapping[str, int]:
     return {name: int(value) for name, value in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time that a process has used so far, in user and kernel mode; raises OSError when it is gone."""
+    # proc(5): fields 14 and 15, counted from the state behind the name in brackets, which may hold anything
+    fields = (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def stack_cpu(stack: Stack) -> dict[str, float]:
+    """CPU seconds by process of a stack, for those that run; two of them subtracted give a run's."""
+    used = {}
+    for status in stack.status():
+        if status.pid is not None:
+            with suppress(OSError):
+                used[status.name] = cpu_seconds(status.pid)
+    return used
+
+
+def spent(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """What was used in between, most first; a process that was restarted counts from its restart."""
+    rest = {name: round(value - before.get(name, 0.0), 2) for name, value in after.items()}
+    whole = {name: value if value >= 0 else after[name] for name, value in rest.items()}
+    return dict(sorted(whole.items(), key=lambda entry: -entry[1]))

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,20 +23,19 @@ from rich.text import Text
 from temporalio.client import Client
 
 from berth.cli.application import after_up, application_processes
-from berth.demo import manifests, measure, report, view
+from berth.demo import cluster, manifests, measure, report, view
 from berth.demo.cut import Cut, RunTimes, make_cut
 from berth.demo.live import Fleet
 from berth.demo.observe import Observer
 from berth.demo.trace import load
 from kube.client import KubeClient
-from kube.errors import AlreadyExists, KubeError, Unavailable
-from kube.resources import GPUWORKLOADS, NAMESPACES, NODES, SERVICEACCOUNTS
-from stack import Endpoints, Lines, Stack, StackError, Terminal, UpOptions, default_data, node_manifest
+from kube.resources import GPUWORKLOADS
+from stack import Endpoints, Lines, Stack, StackError, Terminal, UpOptions, default_data
 
 MARKER = "berth-demo.json"  # says that a data folder is the demo's own, to be emptied by its next run
-_AT_ONCE = 12  # requests under way when nodes and workloads are created
 _SAMPLE = 0.25
 _LINE_EVERY = 5.0
+_LEASE = 120  # seconds; kwok renews a node's lease after a quarter, below the 50 s of the node monitor
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +142,7 @@ def _fresh(stack: Stack, console: Console) -> None:
 
 
 def _start(stack: Stack, console: Console) -> Endpoints:
-    options = UpOptions()
+    options = UpOptions(node_lease_seconds=_LEASE)
 
     def up(progress: Terminal | Lines) -> Endpoints:
         return stack.up(options, progress, lambda endpoints: application_processes(endpoints, options), after_up)
@@ -195,38 +194,21 @@ class _Play:
     async def play(self) -> dict[str, Any]:
         kubeconfig = self._endpoints.kubeconfig()
         async with await KubeClient.connect(kubeconfig, user_agent="berth-demo") as kube:
-            await self._prepare(kube)
+            simulated = [manifests.simulated_node(node) for node in self._cut.nodes]
+            await cluster.prepare(kube, self._stack, [manifests.namespace()], simulated)
+            self._print(f"{len(simulated)} simulated nodes are ready.")
             nodes = time.monotonic() - self._began
-            before = await measure.api_writes(kubeconfig)
+            before, cpu = await measure.api_writes(kubeconfig), measure.stack_cpu(self._stack) | _own_cpu()
             applied, ended = await self._fly(kube)
+            cpu = measure.spent(cpu, measure.stack_cpu(self._stack) | _own_cpu())
             after = await measure.api_writes(kubeconfig)
         temporal = await Client.connect(self._endpoints.temporal_address, namespace=self._endpoints.temporal_namespace)
         closed = sum(item.ended is not None for item in self._fleet.items.values())
         histories = await measure.histories(temporal, manifests.NAMESPACE, closed)
         timings = report.Timings(self._up, nodes, applied, ended, time.monotonic() - self._began)
         writes = measure.writes_between(before, after)
-        return report.figures(self._cut, self._fleet, timings, histories, writes, seed=self._options.seed)
-
-    async def _prepare(self, kube: KubeClient) -> None:
-        """The namespace and the nodes, until pods can be made in the one and run on all of the others."""
-        with suppress(AlreadyExists):
-            await kube.create(NAMESPACES, manifests.namespace())
-        simulated = [node_manifest(manifests.simulated_node(node)) for node in self._cut.nodes]
-        await _each(simulated, lambda node: kube.create(NODES, node))
-        deadline = time.monotonic() + 60.0
-        while True:
-            items, _ = await kube.list(NODES)
-            ready = sum(_ready(item) for item in items)
-            accounts, _ = await kube.list(SERVICEACCOUNTS, manifests.NAMESPACE)
-            if ready >= len(simulated) and any(each["metadata"]["name"] == "default" for each in accounts):
-                break
-            if time.monotonic() > deadline:
-                raise StackError(
-                    f"Only {ready} of {len(simulated)} simulated nodes were ready after a minute.",
-                    f"Look at {self._stack.log_file('kwok')}.",
-                )
-            await asyncio.sleep(0.2)
-        self._console.print(f"{len(simulated)} simulated nodes are ready.", style="dim", highlight=False)
+        result = report.figures(self._cut, self._fleet, timings, histories, writes, seed=self._options.seed)
+        return result | {"cpu_seconds": cpu}
 
     async def _fly(self, kube: KubeClient) -> tuple[float, float]:
         """Applies everything and watches until all have ended; returns when the last was applied and ended."""
@@ -237,7 +219,7 @@ class _Play:
             self._zero = time.monotonic()
             showing = asyncio.create_task(self._show(observer))
             try:
-                await _each(self._cut.runs, lambda run: self._apply(kube, manifests.workload(run)))
+                await cluster.each(self._cut.runs, lambda run: self._apply(kube, manifests.workload(run)))
                 applied = self._now()
                 while not self._fleet.all_ended and self._now() < self._options.timeout:
                     if watching.done():
@@ -254,19 +236,12 @@ class _Play:
                 await watching
 
     async def _apply(self, kube: KubeClient, workload: dict[str, Any]) -> None:
-        """Server-side apply, as `kubectl apply --server-side` does; a server that is busy is asked again."""
+        """Server-side apply, as `kubectl apply --server-side` does."""
         name = workload["metadata"]["name"]
         self._fleet.applied(name, self._now())
-        for pause in (0.5, 1.0, 2.0, 4.0, None):
-            try:
-                await kube.apply(
-                    GPUWORKLOADS, name, manifests.NAMESPACE, workload, field_manager=manifests.FIELD_MANAGER
-                )
-                return
-            except Unavailable:
-                if pause is None:
-                    raise
-                await asyncio.sleep(pause)
+        await cluster.patiently(
+            lambda: kube.apply(GPUWORKLOADS, name, manifests.NAMESPACE, workload, field_manager=manifests.FIELD_MANAGER)
+        )
 
     async def _show(self, observer: Observer) -> None:
         """The live picture, or a line every few seconds; ends with the last state on the screen."""
@@ -308,25 +283,5 @@ class _Play:
         self._console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
-async def _each(items: Iterable[Any], do: Callable[[Any], Any]) -> None:
-    """`do` for every item, in order, a few at once; the first error ends it as a StackError."""
-    source = iter(items)
-
-    async def worker() -> None:
-        for item in source:
-            await do(item)
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(_AT_ONCE):
-                group.create_task(worker())
-    except* KubeError as errors:
-        first: BaseException = errors.exceptions[0]
-        while isinstance(first, BaseExceptionGroup):
-            first = first.exceptions[0]
-        raise StackError(f"The API server refused the demo's objects: {first}") from first
-
-
-def _ready(node: dict[str, Any]) -> bool:
-    conditions = (node.get("status") or {}).get("conditions") or ()
-    return any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions)
+def _own_cpu() -> dict[str, float]:
+    return {"demo": measure.cpu_seconds(os.getpid())}
