@@ -24,17 +24,17 @@ from kube.connection import Connection
 from kube.errors import (
     Conflict,
     Gone,
+    Invalid,
     KubeError,
-    TooLarge,
     Unauthorized,
     Unavailable,
     bad_response,
     error_from_response,
-    error_from_status,
 )
 from kube.resources import Resource
+from kube.wire import event, lines, object_of
 
-MAX_LINE = 16 * 1024 * 1024  # bytes of one watch event; etcd takes 1.5 MiB, and JSON is larger than what is stored
+_PIN_ATTEMPTS = 8
 _QUIET = 120.0  # seconds without a byte after which a watch is given up; bookmarks come about every 60
 _LARGE = 512 * 1024  # bytes
 _JSON = "application/json"
@@ -180,11 +180,10 @@ class KubeClient:
     ) -> dict[str, Any]:
         """JSON merge patch (RFC 7386): null deletes, lists are replaced.
 
-        `metadata.resourceVersion` and `metadata.uid` in the body are preconditions: Conflict when they differ.
+        `metadata.resourceVersion` and `metadata.uid` in the body are preconditions: Conflict when they differ. For a
+        custom resource's subresource the uid alone costs a second request (see `_patch`), a resourceVersion does not.
         """
-        return await self._call(
-            "PATCH", resource, namespace, name, subresource=subresource, body=body, content_type=_MERGE
-        )
+        return await self._patch(resource, name, namespace, body, _MERGE, subresource, {})
 
     async def apply(
         self,
@@ -208,9 +207,52 @@ class KubeClient:
         query = {"fieldManager": field_manager, "force": "true" if force else "false"}
         if dry_run:
             query["dryRun"] = "All"
-        return await self._call(
-            "PATCH", resource, namespace, name, subresource=subresource, query=query, body=full, content_type=_APPLY
-        )
+        return await self._patch(resource, name, namespace, full, _APPLY, subresource, query)
+
+    async def _patch(
+        self,
+        resource: Resource,
+        name: str,
+        namespace: str | None,
+        body: Mapping[str, Any],
+        content_type: str,
+        subresource: str | None,
+        query: Mapping[str, str],
+    ) -> dict[str, Any]:
+        """Patches, keeping the promise about preconditions.
+
+        The API server checks `metadata.uid` but for subresources of custom resources, where it ignores it (seen with
+        1.36.3), so that the status would go to another object of the same name. There we look first, and pin the
+        resourceVersion of what we saw.
+        """
+        metadata = body.get("metadata") or {}
+        uid = metadata.get("uid")
+        request = _describe("PATCH", resource, namespace, name, subresource)
+        # the group of a custom resource has a dot: the API server insists
+        look = subresource is not None and uid and not metadata.get("resourceVersion") and "." in resource.group
+        for attempt in range(_PIN_ATTEMPTS):
+            if look:
+                now = (await self._call("GET", resource, namespace, name, accept=_PARTIAL)).get("metadata") or {}
+                if now.get("uid") != uid:
+                    raise Conflict(f"the uid is {now.get('uid')}, not {uid}", reason="Conflict", request=request)
+                body = {**body, "metadata": {**metadata, "resourceVersion": now["resourceVersion"]}}
+            try:
+                return await self._call(
+                    "PATCH",
+                    resource,
+                    namespace,
+                    name,
+                    subresource=subresource,
+                    query=query,
+                    body=body,
+                    content_type=content_type,
+                )
+            except Invalid as exc:
+                raise _replaced(exc) from exc
+            except Conflict as exc:  # a conflict of our own pin is not the caller's, one about fields' owners is
+                if not look or exc.details.get("causes") or attempt == _PIN_ATTEMPTS - 1:
+                    raise
+        raise AssertionError("unreachable")
 
     async def watch(
         self,
@@ -256,8 +298,8 @@ class KubeClient:
                     raise error_from_response(
                         response.status, body, request=request, retry_after=response.headers.get("Retry-After")
                     )
-                async for line in _lines(response.content, request):
-                    yield _event(line, request)
+                async for line in lines(response.content, request):
+                    yield event(line, request)
             finally:
                 response.close()
         except _TRANSPORT_ERRORS as exc:
@@ -322,9 +364,8 @@ class KubeClient:
                 if await self._connection.reload(sent):
                     continue
             if not 200 <= status < 300:
-                error = error_from_response(status, answer, request=request, retry_after=retry_after)
-                raise _replaced(error) if method == "PATCH" else error
-            return _object(answer, request)
+                raise error_from_response(status, answer, request=request, retry_after=retry_after)
+            return object_of(answer, request)
 
 
 def _payload(data: bytes | None) -> bytes | io.BytesIO | None:
@@ -332,55 +373,11 @@ def _payload(data: bytes | None) -> bytes | io.BytesIO | None:
     return io.BytesIO(data) if data is not None and len(data) > _LARGE else data
 
 
-async def _lines(content: aiohttp.StreamReader, request: str) -> AsyncGenerator[bytes, None]:
-    """Splits a stream into its lines; a last line without its end is a connection that was cut."""
-    pending: list[bytes] = []
-    length = 0
-    while chunk := await content.readany():
-        *lines, rest = chunk.split(b"\n")
-        for line in lines:
-            if pending:
-                line = b"".join((*pending, line))
-                pending.clear()
-            length = 0
-            if line:
-                yield line
-        if rest:
-            pending.append(rest)
-            length += len(rest)
-            if length > MAX_LINE:
-                raise TooLarge(
-                    f"an event is longer than {MAX_LINE} bytes", reason="EventTooLarge", request=request, advice=""
-                )
-    if pending:
-        raise Unavailable("the connection ended within an event", reason="ConnectionFailed", request=request)
-
-
-def _event(line: bytes, request: str) -> tuple[str, dict[str, Any]]:
-    event = _object(line, request)
-    kind, item = event.get("type"), event.get("object")
-    if not isinstance(kind, str) or not isinstance(item, dict):
-        raise bad_response(f"not a watch event: {line[:100]!r}", request=request)
-    if kind == "ERROR":
-        raise error_from_status(item, request=request)
-    return kind, item
-
-
-def _object(data: bytes, request: str) -> dict[str, Any]:
-    try:
-        value = orjson.loads(data)
-    except orjson.JSONDecodeError as exc:
-        raise bad_response(f"the answer is not JSON ({exc}): {data[:100]!r}", request=request) from exc
-    if not isinstance(value, dict):
-        raise bad_response(f"the answer is not an object: {data[:100]!r}", request=request)
-    return value
-
-
 def _replaced(error: KubeError) -> KubeError:
     """A patch whose metadata.uid differs is refused as if the patch wanted to change it (422, field is immutable); what
     it means is that the name belongs to another object by now."""
     causes = error.details.get("causes") or []
-    if error.status != 422 or not any(isinstance(c, dict) and c.get("field") == "metadata.uid" for c in causes):
+    if not any(isinstance(c, dict) and c.get("field") == "metadata.uid" for c in causes):
         return error
     return Conflict(
         error.message, status=error.status, reason=error.reason, details=error.details, request=error.request

@@ -112,7 +112,7 @@ class Connection:
         return key
 
     async def reload(self, sent: float) -> bool:
-        """Loads the credentials again after a request sent at `sent` (monotonic) was refused; True if they are newer."""
+        """Loads the credentials again after a request sent at `sent` (monotonic) was refused; True: try again."""
         if self._load is None:
             return False
         async with self._reload_lock:

@@ -354,23 +354,28 @@ class FakeApi:
         new["metadata"]["deletionTimestamp"] = NOW
         return self._write(target.plural, target.key, new)
 
-    def _check(self, target: Target, old: Object, metadata: Object) -> None:
+    def _check(self, target: Target, old: Object, metadata: Object, *, patching: bool = False) -> None:
         for name in ("uid", "resourceVersion"):
             wanted = metadata.get(name)
             if wanted and wanted != old["metadata"][name]:
+                if patching and name == "uid":  # so does the real one
+                    if target.custom and target.sub:
+                        continue
+                    causes = [{"reason": "FieldValueInvalid", "message": "field is immutable", "field": "metadata.uid"}]
+                    raise ApiFailure(422, "Invalid", "metadata.uid: field is immutable", causes=causes)
                 message = f'Operation cannot be fulfilled on {target.plural} "{target.name}": {name} differs'
                 raise ApiFailure(409, "Conflict", message, name=target.name, kind=target.plural)
 
     def _patch(self, target: Target, body: Object, dry_run: bool) -> Object:
         old = self._get(target)
-        self._check(target, old, body.get("metadata") or {})
+        self._check(target, old, body.get("metadata") or {}, patching=True)
         return self._write(target.plural, target.key, target.restrict(old, merge(old, body)), dry_run)
 
     def _apply(self, target: Target, body: Object, request: web.Request) -> tuple[int, Object]:
         manager, force = request.query["fieldManager"], request.query.get("force") == "true"
         old = self.store.get(target.plural, {}).get(target.key)
         if old is not None:
-            self._check(target, old, body.get("metadata") or {})
+            self._check(target, old, body.get("metadata") or {}, patching=True)
         base: Object = old or {"metadata": {"name": target.name}}
         if old is None and target.namespace:
             base["metadata"]["namespace"] = target.namespace

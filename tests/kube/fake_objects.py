@@ -15,7 +15,7 @@ from urllib.parse import unquote
 Object = dict[str, Any]
 
 _PATH = re.compile(
-    r"^/(?:api/v1|apis/[^/]+/[^/]+)(?:/namespaces/(?P<namespace>[^/]+)(?=/[^/]+))?"
+    r"^/(?:api/v1|apis/(?P<group>[^/]+)/[^/]+)(?:/namespaces/(?P<namespace>[^/]+)(?=/[^/]+))?"
     r"/(?P<plural>[^/]+)(?:/(?P<name>[^/]+))?(?:/(?P<sub>[^/]+))?$"
 )
 _WITHOUT_STATUS = {"configmaps", "secrets", "events", "leases", "serviceaccounts", "namespaces"}
@@ -29,15 +29,17 @@ class Target:
     namespace: str | None
     name: str | None
     sub: str | None
+    custom: bool  # a custom resource, by its group
 
     @classmethod
     def of(cls, path: str) -> Target:
         match = _PATH.match(path)
         assert match, f"the fake API server does not understand {path}"
         parts = {k: unquote(v) if v is not None else None for k, v in match.groupdict().items()}
-        plural = parts["plural"]
+        plural, group = parts["plural"], parts["group"] or ""
         assert plural is not None
-        return cls(plural, parts["namespace"], parts["name"], parts["sub"])
+        custom = "." in group and not group.endswith(".k8s.io")
+        return cls(plural, parts["namespace"], parts["name"], parts["sub"], custom)
 
     @property
     def key(self) -> tuple[str, str]:

@@ -22,6 +22,7 @@ from kubernetes.aio.config import load_kube_config
 
 import kube.client
 import kube.connection
+import kube.wire
 from kube.client import KubeClient
 from kube.errors import (
     AlreadyExists,
@@ -124,6 +125,40 @@ async def test_merge_patch_has_preconditions_and_a_status_of_its_own(client: Kub
     for stale in ({"resourceVersion": made["metadata"]["resourceVersion"]}, {"uid": "another"}):
         with pytest.raises(Conflict, match="read it again"):
             await client.merge_patch(GPUWORKLOADS, "w", "a", {"metadata": stale, "spec": {"gpus": 2}})
+
+
+@pytest.mark.parametrize("subresource", [None, "status"])
+@pytest.mark.parametrize("apply", [True, False])
+async def test_a_uid_is_a_precondition_everywhere(
+    client: KubeClient, api: FakeApi, subresource: str | None, apply: bool
+) -> None:
+    """Also where the API server ignores it: the status of custom resources."""
+
+    async def write(uid: str, **metadata: str) -> dict[str, Any]:
+        body = {"metadata": {"uid": uid, **metadata}, "status": {"phase": uid}, "spec": {"gpus": 1}}
+        if apply:
+            return await client.apply(GPUWORKLOADS, "w", "a", body, field_manager="berth", subresource=subresource)
+        return await client.merge_patch(GPUWORKLOADS, "w", "a", body, subresource=subresource)
+
+    made = await client.create(GPUWORKLOADS, workload(gpus=1), "a")
+    uid = made["metadata"]["uid"]
+    with pytest.raises(Conflict, match="replaced"):
+        await write("another")
+    assert (await client.get(GPUWORKLOADS, "w", "a")) == made
+    await write(uid)
+    if subresource:
+        api.fail(status=409, reason="Conflict", method="PATCH", count=3)  # others write at the same time
+        assert (await write(uid))["status"] == {"phase": uid}
+        api.fail(status=409, reason="Conflict", method="PATCH", count=10**6)
+        with pytest.raises(Conflict):
+            await write(uid)
+        api.faults.clear()
+    requests = len(api.requests)
+    version = (await client.get(GPUWORKLOADS, "w", "a"))["metadata"]["resourceVersion"]
+    await write(uid, resourceVersion=version)
+    assert len(api.requests) == requests + 2
+    with pytest.raises(Conflict):
+        await write(uid, resourceVersion="1")
 
 
 async def test_apply_owns_its_fields(client: KubeClient) -> None:
@@ -287,7 +322,7 @@ async def test_spoilt_streams(
     kind: type[KubeError],
     reason: str,
 ) -> None:
-    monkeypatch.setattr(kube.client, "MAX_LINE", 4096)
+    monkeypatch.setattr(kube.wire, "MAX_LINE", 4096)
     since = api.version
     api.put(PODS, "p", "a")
     with pytest.raises(kind) as caught:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import kube.client
+import kube.wire
 from kube.client import KubeClient
 from kube.reflector import Backoff, Change, Reflector
 from kube.resources import PODS
@@ -235,7 +235,7 @@ async def test_wait_for_gives_up() -> None:
 
 
 async def test_bad_events_are_got_over(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kube.client, "MAX_LINE", 4096)
+    monkeypatch.setattr(kube.wire, "MAX_LINE", 4096)
     async with running() as rig:
         for bad in (
             b"<html>\n",
