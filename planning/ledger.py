@@ -33,7 +33,7 @@ def after_deciding(ledger: Ledger, decision: Decision, asked: Ledger) -> Ledger:
         turns[withdrawal.uid] = later(turns.get(withdrawal.uid), withdrawal.next_turn)
     for verdict in decision.verdicts:
         turns.pop(verdict.uid, None)
-        held[verdict.uid] = verdict.turn.attempt
+        held[verdict.uid] = verdict.turn
     for assignment in decision.assignments:
         in_flight[assignment.uid] = assignment
         rejected.pop(assignment.uid, None)
@@ -58,7 +58,7 @@ def after_carrying_out(
     for verdict in refused:
         in_flight.pop(verdict.uid, None)
         turns.pop(verdict.uid, None)
-        held[verdict.uid] = verdict.turn.attempt
+        held[verdict.uid] = verdict.turn
     known = {uid: version for uid, version in {**ledger.made, **(made or {})}.items() if uid in in_flight}
     return Ledger(in_flight, turns, held, {**ledger.rejected, **rejected}, known)
 

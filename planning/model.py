@@ -16,7 +16,7 @@ from crds.gpuworkload import GPUWorkloadSpec
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a pod asks for or a node offers; `extended` holds vendor resources other than the pool's GPU resource."""
+    """What a pod asks for or a node offers. What is not counted here is checked by the kube-scheduler when it binds."""
 
     gpus: int = 0
     cpu_milli: int = 0
@@ -168,7 +168,7 @@ class Ledger:
 
     in_flight: promises whose Job the planner's cache may not show yet, by workload UID.
     turns: the next turn of workloads that came back (0/0 for all others).
-    held: workloads handed to their own workflow with a verdict and not back yet -> the attempt it was about.
+    held: workloads handed to their own workflow with a verdict and not back yet -> the turn it was about.
     rejected: workloads whose template the API server refused in a dry run -> the generation it refused.
     made: the resourceVersion that an in-flight promise's Job was created with, once it is known to be: a cache that
     has seen that version and shows no such Job tells that the Job came and went, and the promise with it.
@@ -176,7 +176,7 @@ class Ledger:
 
     in_flight: dict[str, Assignment] = field(default_factory=dict)
     turns: dict[str, Turn] = field(default_factory=dict)
-    held: dict[str, int] = field(default_factory=dict)
+    held: dict[str, Turn] = field(default_factory=dict)
     rejected: dict[str, int] = field(default_factory=dict)
     made: dict[str, int] = field(default_factory=dict)
 

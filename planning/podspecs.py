@@ -55,7 +55,6 @@ def pod_requests(spec: object) -> Amounts:
         asked = container_requests(container)
         if container.get("restartPolicy") == "Always":
             _add(sidecars, asked)
-            _raise(peak, sidecars)
         else:
             _raise(peak, {name: asked.get(name, 0) + sidecars.get(name, 0) for name in {*asked, *sidecars}})
     _add(total, sidecars)

@@ -90,7 +90,7 @@ def test_who_is_going_or_gone_gets_nothing(changes: dict[str, Any]) -> None:
     assert not decision.assignments and not decision.waiting and decision.queued == 0
 
 
-@pytest.mark.parametrize("ledger", [Ledger(in_flight={"a": promise("a", "n")}), Ledger(held={"a": 0})])
+@pytest.mark.parametrize("ledger", [Ledger(in_flight={"a": promise("a", "n")}), Ledger(held={"a": Turn()})])
 def test_who_is_promised_or_held_is_not_placed_again(ledger: Ledger) -> None:
     decision = round_of(snapshot([node("n")], [workload("a")]), ledger)
     assert not decision.assignments and not decision.waiting
@@ -213,7 +213,7 @@ def test_seen_and_forgotten() -> None:
     ledger = Ledger(
         in_flight={"a": promise("a", "n"), "b": promise("b", "n"), "gone": promise("gone", "n")},
         turns={"t": Turn(1, 0), "later": Turn(5, 0), "dead": Turn(1, 1)},
-        held={"ended": 0},
+        held={"ended": Turn()},
     )
     views = [workload(uid) for uid in ("a", "b", "t", "later")] + [workload("ended", status={"phase": "Failed"})]
     jobs = [job("a", "n"), job("t", "n", 1), job("later", "n", 4)]
