@@ -34,7 +34,7 @@ class Planner:
         if missing:
             raise StaleCacheError(
                 f"this worker's view of the cluster is older than an earlier decision's (waiting for {missing}); "
-                "it is tried again. If it lasts, look at the worker's watches: /readyz, berth_reflector_*."
+                "it is tried again. If it lasts, look at the worker's log and /readyz: its watches bring nothing."
             )
         behind = await self._cache.reach(request.fresh, FRESH_WAIT)
         snapshot, settings = self._cache.snapshot(), self._cache.settings

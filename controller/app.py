@@ -34,6 +34,7 @@ class Controller:
     def __init__(self, kube: KubeClient, temporal: Client, *, pool: str = "default", resync: float = 600.0) -> None:
         self._kube = kube
         self._temporal = temporal
+        self._pool = pool
         self._resync = resync
         self._sweep_now = asyncio.Event()
         self._jobs_by_workload: dict[str, dict[str, JobDigest]] = {}
@@ -91,6 +92,10 @@ class Controller:
             jobs = sweep.by_workload(self.jobs.items.values())
             route = sweep.repairs(self.workloads.items, jobs, followed)
             self.poker.concern(route, "gpuworkloads", self.workloads.resource_version)
+            try:
+                await sweep.lost_verdicts(self._temporal, self._pool, followed)
+            except RPCError as away:
+                log.warning("verdicts were not swept: %s", away.message)
             tidied = await sweep.tidy_tombstones(self._kube, self.workloads.items, jobs, followed)
             log.info("sweep: %d workloads poked, %d leftovers removed", len(route.workloads), tidied)
             # Jitter, so that several installations on one Temporal do not sweep together.

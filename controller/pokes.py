@@ -42,9 +42,7 @@ LONGEST_PAUSE = 15.0
 
 _meter = metrics.get_meter("berth.controller")
 _sent = _meter.create_counter("berth_pokes_sent", description="Pokes that Temporal took, by receiver")
-_failed = _meter.create_counter(
-    "berth_pokes_failed", description="Pokes that Temporal did not take (yet)"
-)
+_failed = _meter.create_counter("berth_pokes_failed", description="Pokes that Temporal did not take (yet)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,15 +12,22 @@ import time
 from collections.abc import Iterable, Mapping
 
 from opentelemetry import metrics
-from temporalio.client import Client
+from temporalio.client import (
+    Client,
+    WorkflowExecutionStatus,
+    WorkflowQueryFailedError,
+    WorkflowQueryRejectedError,
+)
+from temporalio.service import RPCError, RPCStatusCode
 
 from controller.digests import JobDigest, WorkloadDigest
 from controller.routing import Route, WorkloadPoke
 from kube.client import KubeClient
 from kube.errors import Conflict, KubeError, NotFound
 from kube.resources import GPUWORKLOADS, JOBS
+from planning.model import Turn
 from planning.naming import FINALIZER
-from workflows.messages import workload_id
+from workflows.messages import PlacementState, Requeue, placement_id, workload_id
 
 log = logging.getLogger(__name__)
 _swept = metrics.get_meter("berth.controller").create_counter(
@@ -56,6 +63,36 @@ def repairs(workloads: Mapping[str, WorkloadDigest], jobs: Mapping[str, list[Job
             pokes.append(WorkloadPoke(uid, workload.namespace, workload.name, begin=False))
     pokes += [WorkloadPoke(uid, "", "", begin=False) for uid in followed - workloads.keys()]
     return Route(ledger=True, workloads=tuple(pokes))
+
+
+async def lost_verdicts(client: Client, pool: str, followed: set[str]) -> list[Requeue]:
+    """Workloads that the ledger handed to their own workflow and whose workflow somebody ended: back to the queue.
+
+    Visibility is a moment behind, so a workflow counts as ended only when Temporal itself says so.
+    """
+    ledger = client.get_workflow_handle(placement_id(pool))
+    try:
+        state = await ledger.query("ledger", result_type=PlacementState)
+    except (RPCError, WorkflowQueryFailedError, WorkflowQueryRejectedError) as away:
+        log.info("the sweep could not ask the ledger: %s", away)
+        return []
+    lost = []
+    for uid, turn in state.ledger.held.items():
+        if uid in followed:
+            continue
+        try:
+            described = await client.get_workflow_handle(workload_id(uid)).describe()
+        except RPCError as missing:
+            if missing.status != RPCStatusCode.NOT_FOUND:
+                raise
+        else:
+            if described.status == WorkflowExecutionStatus.RUNNING:
+                continue
+        lost.append(Requeue(uid, Turn(turn.attempt + 1, turn.retries)))
+    for back in lost:
+        await ledger.signal("requeue", back)
+    _swept.add(len(lost), {"kind": "verdict"})
+    return lost
 
 
 async def tidy_tombstones(

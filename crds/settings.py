@@ -30,7 +30,6 @@ class Settings(CRDModel):
         Field(max_length=317, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"),
     ] = "nvidia.com/gpu"
     bind_deadline_seconds: Annotated[Int, Field(ge=1, le=3600)] = 30
-    resync_seconds: Annotated[Int, Field(ge=10, le=86400)] = 600
 
     @classmethod
     def parse(cls, raw: object) -> tuple[Settings | None, str]:

@@ -1,0 +1,64 @@
+"""What people and outages break, and the sweep repairs: workflows that were ended, leftovers of tombstones."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from temporalio.client import WorkflowExecutionStatus
+from temporalio.service import RPCError
+
+from kube.resources import GPUWORKLOADS
+from planning.naming import FINALIZER
+from tests.application.tenant import Tenant, eventually
+from workflows.messages import workload_id
+
+pytestmark = pytest.mark.stack
+
+
+async def sweep_now(tenant: Tenant) -> None:
+    """A new leader sweeps at once; it waits for the old one's lease to run out."""
+    old = await asyncio.to_thread(tenant.stack.kill, "controller")
+    await asyncio.to_thread(tenant.stack.wait_restarted, "controller", old)
+
+
+async def runs(tenant: Tenant, uid: str) -> bool:
+    try:
+        described = await tenant.temporal.get_workflow_handle(workload_id(uid)).describe()
+    except RPCError:
+        return False
+    return described.status == WorkflowExecutionStatus.RUNNING
+
+
+async def test_workflows_that_somebody_ended_are_begun_again(tenant: Tenant) -> None:
+    await tenant.node("a", 2)
+    running = (await tenant.apply("running", 1, run="300s"))["metadata"]["uid"]
+    held = (await tenant.apply("held", 8))["metadata"]["uid"]
+    await tenant.until("running", phase="Running")
+    await tenant.until("held", retryCount=1)
+    for uid in (running, held):
+        await tenant.temporal.get_workflow_handle(workload_id(uid)).terminate("as somebody might")
+    jobs = [job["metadata"]["uid"] for job in await tenant.jobs()]
+    await sweep_now(tenant)
+
+    async def both() -> bool:
+        return await runs(tenant, running) and await runs(tenant, held)
+
+    await eventually(both, 60, lambda: "not both workflows were begun again")
+    assert [job["metadata"]["uid"] for job in await tenant.jobs()] == jobs, "the running Job was left alone"
+    await tenant.until("held", seconds=30, phase="Pending", attempt=2)
+
+
+async def test_a_finalizer_left_on_a_tombstone_is_removed(tenant: Tenant) -> None:
+    await tenant.node("a", 1)
+    await tenant.apply("w")
+    await tenant.until("w", phase="Succeeded")
+
+    async def without() -> bool:
+        return FINALIZER not in (await tenant.get("w"))["metadata"].get("finalizers", [])
+
+    await eventually(without, 10, lambda: "the finalizer is still there")
+    await tenant.kube.merge_patch(GPUWORKLOADS, "w", tenant.namespace, {"metadata": {"finalizers": [FINALIZER]}})
+    await tenant.delete("w")
+    await sweep_now(tenant)
+    await tenant.until_gone("w", seconds=60)
