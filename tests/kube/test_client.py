@@ -104,6 +104,12 @@ async def test_create_takes_the_namespace_of_the_body_and_insists_on_one(client:
         await client.create(GPUWORKLOADS, body)
 
 
+async def test_large_bodies_arrive_whole(client: KubeClient) -> None:
+    """Beyond 1 MiB aiohttp warns about bodies in one piece, and a warning is an error here."""
+    body = {"metadata": {"name": "large"}, "data": {"a": "b" * 1_500_000}}
+    assert (await client.create(CONFIGMAPS, body, "a"))["data"] == body["data"]
+
+
 async def test_delete_waits_for_finalizers_and_checks_the_uid(client: KubeClient) -> None:
     body = workload()
     body["metadata"]["finalizers"] = ["gpu.warp.dev/teardown"]
