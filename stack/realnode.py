@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
+import json
 import os
 import shutil
 import signal
@@ -251,6 +252,7 @@ def clean(layout: Layout) -> None:
     _end_shims(folders)
     for place in sorted(_mounts(folders), key=len, reverse=True):
         _unmount(place)
+    _remove_networks(folders)
     if shutil.which("ip", path=_SYSTEM_PATH):
         subprocess.run(["ip", "link", "delete", folders.bridge], capture_output=True, check=False)
     shutil.rmtree(folders.run, ignore_errors=True)
@@ -272,6 +274,21 @@ def _end_shims(folders: _Folders) -> None:
     deadline = time.monotonic() + 5
     while time.monotonic() < deadline and any(os.path.exists(f"/proc/{pid}/exe") for pid in doomed):
         time.sleep(0.02)
+
+
+def _remove_networks(folders: _Folders) -> None:
+    """Network namespaces of pods whose sandbox went without saying goodbye. CNI keeps a record of each, by our name."""
+    records = Path("/var/lib/cni/results")
+    for record in records.glob(f"{folders.bridge}-*"):
+        with contextlib.suppress(OSError, ValueError):
+            known = json.loads(record.read_text())
+            namespace = str(known.get("netns", ""))
+            if namespace.startswith(("/var/run/netns/cni-", "/run/netns/cni-")):
+                _unmount(namespace)
+                Path(namespace).unlink(missing_ok=True)
+            for other in records.glob(f"cni-loopback-{known['containerId']}-*"):
+                other.unlink()
+        record.unlink(missing_ok=True)
 
 
 def _children(pid: int) -> list[int]:

@@ -17,6 +17,12 @@ from stack.realnode import unavailable
 MakeStack = Callable[..., Stack]
 
 
+def network_records() -> set[str]:
+    """Network namespaces, and what CNI remembers of them."""
+    folders = (Path("/var/lib/cni/results"), Path("/run/netns"))
+    return {str(file) for folder in folders if folder.is_dir() for file in folder.iterdir()}
+
+
 def until(stack: Stack, answer: str, *arguments: str) -> None:
     """A kubelet that just started is ready before it has seen its pods, so what it says is asked for repeatedly."""
     deadline = time.monotonic() + 60
@@ -29,6 +35,7 @@ def until(stack: Stack, answer: str, *arguments: str) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(bool(unavailable()), reason=unavailable() or "possible")
 def test_a_pod_runs_on_a_real_node_and_nothing_is_left_after_down(make_stack: MakeStack) -> None:
+    networks_before = network_records()
     stack = make_stack(UpOptions(real_node=True))
     container = {"name": "c", "image": BUSYBOX, "command": ["sh", "-c", "echo hello from a pod; sleep 1000"]}
     pod = {
@@ -56,6 +63,7 @@ def test_a_pod_runs_on_a_real_node_and_nothing_is_left_after_down(make_stack: Ma
     stack.down()
     root = str(stack.layout.root)
     assert root not in Path("/proc/self/mountinfo").read_text()
+    assert not network_records() - networks_before, "pods' networks are left"
     for pid in shims.stdout.split():
         arguments = Path(f"/proc/{pid}/cmdline")
         assert not arguments.exists() or b"shim" not in arguments.read_bytes()
@@ -64,6 +72,8 @@ def test_a_pod_runs_on_a_real_node_and_nothing_is_left_after_down(make_stack: Ma
     stack.up(UpOptions(real_node=True, end_with_caller=True))
     until(stack, "hello from a pod\n", "logs", "p")
     stack.kubectl("delete", "pod", "p", "--timeout=60s")
+    stack.down()
+    assert not network_records() - networks_before, "pods' networks are left"
 
 
 def test_without_what_it_needs_a_real_node_is_refused_by_name(
