@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -38,7 +38,7 @@ async def each(items: Iterable[T], do: Callable[[T], Awaitable[object]], at_once
         raise StackError(f"The API server refused what was to be made: {refused}") from refused
 
 
-def _leaves(group: BaseExceptionGroup[KubeError]) -> Iterable[KubeError]:
+def _leaves(group: BaseExceptionGroup[KubeError]) -> Iterator[KubeError]:
     for error in group.exceptions:
         if isinstance(error, BaseExceptionGroup):
             yield from _leaves(error)
