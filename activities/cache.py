@@ -141,6 +141,7 @@ class ClusterCache:
             jobs=tuple(self.jobs.items.values()),
             workloads=tuple(self.workloads.items.values()),
             defaults=Defaults(self._settings.default_strategy, strategies),
+            jobs_version=self.jobs.resource_version,
         )
 
     def jobs_of(self, workload_uid: str) -> tuple[JobView, ...]:

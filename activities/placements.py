@@ -11,7 +11,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
-from kube.events import EventRecorder
 from opentelemetry import metrics, trace
 from temporalio import activity
 from temporalio.client import Client
@@ -22,6 +21,7 @@ from activities.signatures import CARRY_OUT, TASK_QUEUE, CarriedOut, WorkloadRef
 from activities.writes import add_finalizer, delete_job, reference, write_status
 from kube.client import KubeClient
 from kube.errors import AlreadyExists, KubeError, NotFound, Unauthorized, Unavailable
+from kube.events import EventRecorder
 from kube.resources import JOBS
 from planning import jobs, status
 from planning.lifecycle import JOB_REFUSED
@@ -78,31 +78,27 @@ class Placements:
 
     async def _assign(self, assignment: Assignment, done: CarriedOut) -> None:
         view = self._cache.workloads.items.get(assignment.uid)
-        if view is None or view.resource_version != assignment.resource_version:
-            # Changed since, or this is a repetition and the change was our own: then the Job tells.
-            if not await self._exists(assignment):
-                done.stale.append(assignment.uid)
-            return
-        version = await add_finalizer(self._kube, view)
-        if version is None:
-            if not await self._exists(assignment):
-                done.stale.append(assignment.uid)
+        version = None
+        if view is not None and view.resource_version == assignment.resource_version:
+            version = await add_finalizer(self._kube, view)
+        if view is None or version is None:
+            # Changed since; or this is a repetition and the change was our own: then the Job tells.
+            await self._settle(assignment, done)
             return
         with _tracer.start_as_current_span(
             "create Job", attributes={"gpuworkload.uid": view.uid, "k8s.node.name": assignment.node}
         ):
             try:
                 manifest = jobs.job_manifest(view, assignment, self._cache.settings)
-                await self._kube.create(JOBS, manifest, view.namespace)
+                job = await self._kube.create(JOBS, manifest, view.namespace)
             except AlreadyExists:
-                if not await self._exists(assignment):
-                    done.stale.append(assignment.uid)
+                if not await self._settle(assignment, done):
                     return
-            except (NotFound, Unavailable, Unauthorized) as away:
-                if isinstance(away, NotFound):  # the namespace is going
-                    done.stale.append(assignment.uid)
-                    return
+            except (Unavailable, Unauthorized):
                 raise
+            except NotFound:  # the namespace is going
+                done.stale.append(assignment.uid)
+                return
             except (KubeError, ValueError) as refused:
                 done.refused.append(
                     Verdict(
@@ -111,6 +107,8 @@ class Placements:
                     )
                 )  # fmt: skip
                 return
+            else:
+                done.made[assignment.uid] = int(job["metadata"]["resourceVersion"])
         now = time.time()
         patch = status.assigned(view, assignment, now)
         if patch is not None:
@@ -126,18 +124,22 @@ class Placements:
             note=f"Job {assignment.job_name} was created on node {assignment.node} ({assignment.strategy})",
         )
 
-    async def _exists(self, assignment: Assignment) -> bool:
-        """Whether this very turn's Job exists and is there to stay."""
+    async def _settle(self, assignment: Assignment, done: CarriedOut) -> bool:
+        """Notes what is: this very turn's Job exists and is there to stay, or the assignment is stale."""
         try:
             raw = await self._kube.get(JOBS, assignment.job_name, assignment.namespace)
         except NotFound:
-            return False
+            raw = {}
         job = job_view(raw)
-        return (
+        if (
             job is not None
             and (job.workload_uid, job.attempt, job.node) == (assignment.uid, assignment.turn.attempt, assignment.node)
             and not job.deleting
-        )
+        ):
+            done.made[assignment.uid] = job.resource_version
+            return True
+        done.stale.append(assignment.uid)
+        return False
 
     async def _withdraw(self, withdrawal: Withdrawal) -> None:
         await delete_job(self._kube, withdrawal.namespace, withdrawal.job_name, withdrawal.job_uid)
@@ -171,10 +173,10 @@ class Placements:
             await self._kube.create(
                 JOBS, jobs.examination_manifest(view, self._cache.settings), view.namespace, dry_run=True
             )
-        except (NotFound, Unavailable, Unauthorized) as away:
-            if isinstance(away, NotFound):
-                return
+        except (Unavailable, Unauthorized):
             raise
+        except NotFound:  # the namespace is going
+            return
         except (KubeError, ValueError) as refused:
             done.rejected[view.uid] = view.generation
             told = Waiting(

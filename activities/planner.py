@@ -10,7 +10,7 @@ from temporalio import activity
 
 from activities.cache import ClusterCache, StaleCacheError
 from activities.signatures import DECIDE, DecideRequest, DecideResult, Versions
-from planning.model import Decision, Snapshot
+from planning.model import Decision, Ledger, Snapshot
 from planning.placement import decide
 
 _meter = metrics.get_meter("berth.worker")
@@ -46,14 +46,15 @@ class Planner:
         _seconds.record(time.perf_counter() - began)
         _queued.set(decision.queued)
         _in_flight.set(len(request.ledger.in_flight) + len(decision.assignments) - len(decision.seen))
-        return DecideResult(decision, _binding(decision, snapshot), bool(behind))
+        return DecideResult(decision, _binding(decision, snapshot, request.ledger), bool(behind))
 
 
-def _binding(decision: Decision, snapshot: Snapshot) -> Versions:
+def _binding(decision: Decision, snapshot: Snapshot, ledger: Ledger) -> Versions:
     """What every later decision must have seen: the Jobs for which promises were dropped (else it would promise their
     GPUs again), and the workloads that were given a place (else it would take them for gone).
     """
     seen = set(decision.seen)
-    jobs = max((job.resource_version for job in snapshot.jobs if job.workload_uid in seen), default=0)
+    versions = [job.resource_version for job in snapshot.jobs if job.workload_uid in seen]
+    jobs = max(versions + [ledger.made.get(uid, 0) for uid in seen], default=0)
     workloads = max((assignment.resource_version for assignment in decision.assignments), default=0)
     return {kind: version for kind, version in (("jobs", jobs), ("gpuworkloads", workloads)) if version}

@@ -46,7 +46,7 @@ def after_carrying_out(
     stale: Iterable[str],
     refused: Iterable[Verdict],
     rejected: Mapping[str, int],
-    made: Mapping[str, int] | None = None,
+    made: Mapping[str, int],
 ) -> Ledger:
     """The ledger once the decision's effects are known. A stale or refused assignment has no Job: its promise ends.
 
@@ -59,7 +59,7 @@ def after_carrying_out(
         in_flight.pop(verdict.uid, None)
         turns.pop(verdict.uid, None)
         held[verdict.uid] = verdict.turn
-    known = {uid: version for uid, version in {**ledger.made, **(made or {})}.items() if uid in in_flight}
+    known = {uid: version for uid, version in {**ledger.made, **made}.items() if uid in in_flight}
     return Ledger(in_flight, turns, held, {**ledger.rejected, **rejected}, known)
 
 

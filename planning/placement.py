@@ -25,6 +25,7 @@ from planning.model import (
     JobView,
     Ledger,
     NodeView,
+    PodView,
     Resources,
     Snapshot,
     Turn,
@@ -45,6 +46,10 @@ WAITING_FOR_PODS = "WaitingForPods"
 # A decision goes through a history and must stay far below 1 MiB (law 4): beyond this the rest is left to the next
 # round. An entry's own size is its message and about this much for names and punctuation.
 _BUDGET = 384 * 1024
+
+# A Job without a pod has not lost its place to anybody: the Job controller is behind, or something refuses its pods. It
+# is given this many bind deadlines before it is taken back.
+_WITHOUT_POD = 4
 _ENTRY = 448
 
 
@@ -299,10 +304,12 @@ def _withdrawals(snapshot: Snapshot, mine: Belongings, settings: Settings) -> li
     living = {view.uid: view for view in snapshot.workloads if not view.finished and not view.deleting}
     found = []
     for job in _unbound(snapshot, mine):
-        if snapshot.now - job.created < settings.bind_deadline_seconds or job.workload_uid not in living:
+        if job.workload_uid not in living:
             continue
-        pods = [pod for pod in mine.pods.get((job.namespace, job.workload_uid), ()) if pod.job_name == job.name]
+        pods = _pods_of(job, mine)
         if job.ready or (not pods and job.active > 0):
+            continue
+        if snapshot.now - job.created < _patience(pods, settings):
             continue
         why = next((pod.blocked for pod in pods if pod.blocked), "" if pods else "no pod was created for it")
         message = f"Job {job.name} found no place on node {job.node} in {settings.bind_deadline_seconds} s"
@@ -318,6 +325,15 @@ def _withdrawals(snapshot: Snapshot, mine: Belongings, settings: Settings) -> li
             )
         )
     return found
+
+
+def _pods_of(job: JobView, mine: Belongings) -> list[PodView]:
+    return [pod for pod in mine.pods.get((job.namespace, job.workload_uid), ()) if pod.job_name == job.name]
+
+
+def _patience(pods: list[PodView], settings: Settings) -> float:
+    """Seconds from a Job's creation after which it is taken back if nothing of it is on a node."""
+    return float(settings.bind_deadline_seconds * (1 if pods else _WITHOUT_POD))
 
 
 def _seen(snapshot: Snapshot, ledger: Ledger, promised: Mapping[str, Assignment]) -> list[str]:
@@ -351,7 +367,7 @@ def _forget(snapshot: Snapshot, ledger: Ledger) -> list[str]:
 def _wake_after(snapshot: Snapshot, mine: Belongings, settings: Settings, promised: bool) -> float | None:
     """Seconds until the next bind deadline; a promise whose Job is not visible has its whole deadline before it."""
     deadline = float(settings.bind_deadline_seconds)
-    due = [job.created + deadline - snapshot.now for job in _unbound(snapshot, mine)]
+    due = [job.created + _patience(_pods_of(job, mine), settings) - snapshot.now for job in _unbound(snapshot, mine)]
     waits = [min(seconds, deadline) for seconds in due if seconds > 0]  # a clock that jumped back must not add to it
     if promised:
         waits.append(deadline)

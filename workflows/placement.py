@@ -117,7 +117,9 @@ class Placement:
                 retry_policy=RETRY,
                 summary=f"{len(decision.assignments)} placed, {len(decision.withdrawals)} withdrawn",
             )
-            self._state.ledger = after_carrying_out(self._state.ledger, done.stale, done.refused, done.rejected)
+            self._state.ledger = after_carrying_out(
+                self._state.ledger, done.stale, done.refused, done.rejected, done.made
+            )
             if done.stale or decision.examine:
                 self._poked = True
         if decision.more:

@@ -42,7 +42,7 @@ def test_a_withdrawal_never_lowers_what_a_crossing_signal_brought() -> None:
 def test_a_refused_workload_is_held_until_it_comes_back() -> None:
     ledger = Ledger(in_flight={"a": assignment("a")}, turns={"a": Turn(2, 1)})
     refused = Verdict("a", "ns", "a", Turn(2, 1), "JobRefused", "no")
-    held = after_carrying_out(ledger, [], [refused], {})
+    held = after_carrying_out(ledger, [], [refused], {}, {})
     assert held == Ledger(held={"a": Turn(2, 1)})
     assert after_requeue(held, "a", Turn(3, 2)) == Ledger(turns={"a": Turn(3, 2)})
 

@@ -198,6 +198,8 @@ def test_a_job_whose_pod_ran_and_ended_is_not_withdrawn() -> None:
     ran = job("a", "n", created=NOW - 60, active=1)  # its pod has ended, its own end is not visible yet
     assert not round_of(snapshot([node("n")], [workload("a")], jobs=[ran])).withdrawals
     never_made = replace(ran, active=0)
+    assert not round_of(snapshot([node("n")], [workload("a")], jobs=[never_made])).withdrawals, "its turn may come"
+    never_made = replace(never_made, created=NOW - 120)
     (withdrawal,) = round_of(snapshot([node("n")], [workload("a")], jobs=[never_made])).withdrawals
     assert "no pod was created for it" in withdrawal.message
 
