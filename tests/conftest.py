@@ -13,6 +13,7 @@ import pytest
 
 from stack import Lines, Stack, StackError, UpOptions
 from stack.plan import needed_tools
+from stack.realnode import unavailable
 from stack.tools import Toolbox
 
 MakeStack = Callable[..., Stack]
@@ -28,13 +29,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     if not any(item.get_closest_marker(mark) for item in session.items for mark in _MARKS):
         return
-    box = Toolbox()
+    node = any(item.get_closest_marker("node") for item in session.items) and not unavailable()
+    box, names = Toolbox(), needed_tools(UpOptions(real_node=node))
     try:
-        if all(box.find(name) for name in needed_tools(UpOptions())):
+        if all(box.find(name) for name in names):
             return
         capture = session.config.pluginmanager.getplugin("capturemanager")
         with capture.global_and_fixture_disabled():
-            box.ensure(needed_tools(UpOptions()), Lines())
+            box.ensure(names, Lines())
     except StackError as error:
         _missing = str(error)
 

@@ -156,6 +156,14 @@ def test_processes_start_in_order_and_end_in_reverse(light: Stack, tmp_path: Pat
     assert trace.read_text().split() == ["+a", "+b", "+c", "-c", "-b", "-a"]
 
 
+def test_many_restarts_of_long_ago_are_not_held_against_a_process(light: Stack) -> None:
+    light.add_process("often", SLEEP)
+    for _ in range(5):
+        light.wait_restarted("often", light.kill("often"))
+    light.kill("often")
+    light.wait_ready(["often"])
+
+
 def test_what_never_becomes_ready_is_reported_with_the_end_of_its_log(light: Stack) -> None:
     code = "print('the reason', flush=True); raise SystemExit(3)"
     with pytest.raises(StackError, match=r"(?s)broken ended with code 3.*the reason.*whole log is"):
@@ -227,7 +235,7 @@ def test_a_stack_ends_with_its_caller(tmp_path: Path, outside: object) -> None:
 
 def test_logs_stay_bounded(light: Stack) -> None:
     code = "import time\nwhile True: print('x' * 1000000, flush=True); time.sleep(0.02)"
-    light.add_process("chatter", (sys.executable, "-c", code))
+    light.add_process("chatter", (sys.executable, "-c", code), stop_timeout=0.2)
     log = light.log_file("chatter")
     old = log.with_suffix(".log.1")
     wait_for(old.is_file, timeout=30)

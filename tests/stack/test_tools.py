@@ -231,6 +231,7 @@ def _runs(pid: int) -> bool:
         return False
 
 
+@pytest.mark.stack
 @pytest.mark.skipif(shutil.which("go") is None, reason="needs go on PATH")
 def test_an_interrupted_build_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the real go: a package that was compiled before the kill is not compiled again."""
