@@ -142,7 +142,7 @@ class Placements:
         return False
 
     async def _withdraw(self, withdrawal: Withdrawal) -> None:
-        await delete_job(self._kube, withdrawal.namespace, withdrawal.job_name, withdrawal.job_uid)
+        await delete_job(self._kube, withdrawal.namespace, withdrawal.job_name, withdrawal.job_uid, finished=False)
         view = self._cache.workloads.items.get(withdrawal.uid)
         if view is not None:
             self._events.record(

@@ -98,29 +98,29 @@ class Workloads:
             self._tell(step, view)
         match step.kind:
             case "follow":
-                await self._delete(step, namespace)
+                await self._delete(step, namespace, request.ref.uid)
                 if step.patch_deadline:
                     body = {"spec": {"activeDeadlineSeconds": step.deadline}}
                     await self._kube.merge_patch(JOBS, step.job_name, namespace, body)
                 return Followed("wait", step.phase, step.message, step.turn, node=step.node)
             case "queued":
-                await self._delete(step, namespace)
+                await self._delete(step, namespace, request.ref.uid)
                 return Followed("wait", view.phase if view else "", step.message, request.turn)
             case "retry" | "again" | "suspend":
                 # The Jobs go only after the ledger knows the next turn (hand_back), lest it give this turn again.
                 return Followed("retry", step.phase, step.message, step.turn, step.delay)
             case "finish":
-                await self._delete(step, namespace)
+                await self._delete(step, namespace, request.ref.uid)
                 if view is not None:
                     await remove_finalizer(self._kube, view, raw)
                 return Followed("end", step.phase, step.message, step.turn, node=step.node)
             case "tear_down":
-                await self._delete(step, namespace)
+                await self._delete(step, namespace, request.ref.uid)
                 if step.done and view is not None and await remove_finalizer(self._kube, view, raw):
                     return Followed("end", "Deleted", step.message, step.turn)
                 return Followed("wait", "Deleting", step.message, step.turn, LOOK_AGAIN)
             case "gone":
-                await self._delete(step, namespace)
+                await self._delete(step, namespace, request.ref.uid)
                 return Followed("end", "Deleted", step.message, step.turn)
 
     @activity.defn(name=HAND_BACK)
@@ -139,7 +139,7 @@ class Workloads:
         )
         for job in self._cache.jobs_of(back.ref.uid):
             if job.attempt < back.turn.attempt:
-                await delete_job(self._kube, job.namespace, job.name, job.uid)
+                await delete_job(self._kube, job.namespace, job.name, job.uid, finished=bool(job.finished))
 
     async def _workload(self, uid: str, namespace: str, name: str) -> tuple[WorkloadView | None, tuple[JobView, ...]]:
         """The workload and its Jobs from the cache; before it counts as gone, the API server is asked."""
@@ -158,9 +158,10 @@ class Workloads:
         pods, _ = await self._kube.list(PODS, job.namespace, label_selector=f"batch.kubernetes.io/job-name={job.name}")
         return failure_detail(pods)
 
-    async def _delete(self, step: Step, namespace: str) -> None:
+    async def _delete(self, step: Step, namespace: str, uid: str) -> None:
+        finished = {job.uid for job in self._cache.jobs_of(uid) if job.finished}
         for job in step.delete:
-            await delete_job(self._kube, namespace, job.name, job.uid)
+            await delete_job(self._kube, namespace, job.name, job.uid, finished=job.uid in finished)
 
     def _tell(self, step: Step, view: WorkloadView) -> None:
         """An Event and the counters, once for each status that was really written."""
