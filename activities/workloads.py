@@ -7,7 +7,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from kube.events import EventRecorder
 from opentelemetry import metrics
 from temporalio import activity
 from temporalio.client import Client
@@ -18,6 +17,7 @@ from activities.signatures import FOLLOW, HAND_BACK, TASK_QUEUE, Followed, Follo
 from activities.writes import delete_job, reference, remove_finalizer, write_status
 from kube.client import KubeClient
 from kube.errors import NotFound
+from kube.events import EventRecorder
 from kube.resources import GPUWORKLOADS, JOBS, PODS
 from planning import status
 from planning.failures import failure_detail
