@@ -11,13 +11,15 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
-from opentelemetry import metrics, trace
+from opentelemetry import metrics
+from opentelemetry.trace import get_tracer
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from temporalio import activity
 from temporalio.client import Client
 from temporalio.common import WorkflowIDReusePolicy
 
 from activities.cache import ClusterCache
-from activities.signatures import CARRY_OUT, TASK_QUEUE, CarriedOut, WorkloadRef
+from activities.signatures import CARRY_OUT, TASK_QUEUE, CarriedOut, CarryOut, WorkloadRef
 from activities.writes import add_finalizer, delete_job, reference, write_status
 from kube.client import KubeClient
 from kube.errors import AlreadyExists, KubeError, NotFound, Unauthorized, Unavailable
@@ -25,7 +27,7 @@ from kube.events import EventRecorder
 from kube.resources import JOBS
 from planning import jobs, status
 from planning.lifecycle import JOB_REFUSED
-from planning.model import Assignment, Decision, Verdict, Waiting, Withdrawal
+from planning.model import Assignment, Verdict, Waiting, Withdrawal
 from planning.views import job_view
 from workflows.messages import WorkloadState, workload_attributes, workload_id
 
@@ -36,7 +38,8 @@ _scheduled = _meter.create_counter("warp_gpuworkload_scheduled", description="Jo
 _wait = _meter.create_histogram(
     "warp_gpuworkload_time_to_placement", unit="s", description="From a workload's creation to its first Job"
 )
-_tracer = trace.get_tracer("berth.worker")
+_tracer = get_tracer("berth.worker")
+_traces = TraceContextTextMapPropagator()
 
 T = TypeVar("T")
 
@@ -49,13 +52,13 @@ class Placements:
         self._events = events
 
     @activity.defn(name=CARRY_OUT)
-    async def carry_out(self, decision: Decision) -> CarriedOut:
+    async def carry_out(self, request: CarryOut) -> CarriedOut:
         """Raises Unavailable when the API server or Temporal could not be asked; the whole is then repeated."""
-        done = CarriedOut()
+        done, decision = CarriedOut(), request.decision
         await self._cache.wait_synced()
         # Withdrawals first: what they free, later rounds give away.
         await self._each(decision.withdrawals, self._withdraw)
-        await self._each(decision.assignments, lambda a: self._assign(a, done))
+        await self._each(decision.assignments, lambda a: self._assign(a, request.traces.get(a.uid), done))
         await self._each(decision.verdicts, self._tell)
         await self._each(done.refused, self._tell)
         await self._each(decision.examine, lambda entry: self._examine(entry, done))
@@ -76,7 +79,7 @@ class Placements:
             if isinstance(result, BaseException):
                 raise result
 
-    async def _assign(self, assignment: Assignment, done: CarriedOut) -> None:
+    async def _assign(self, assignment: Assignment, trace: str | None, done: CarriedOut) -> None:
         view = self._cache.workloads.items.get(assignment.uid)
         version = None
         if view is not None and view.resource_version == assignment.resource_version:
@@ -86,7 +89,9 @@ class Placements:
             await self._settle(assignment, done)
             return
         with _tracer.start_as_current_span(
-            "create Job", attributes={"gpuworkload.uid": view.uid, "k8s.node.name": assignment.node}
+            "create Job",
+            context=_traces.extract({"traceparent": trace}) if trace else None,
+            attributes={"gpuworkload.uid": view.uid, "k8s.node.name": assignment.node},
         ):
             try:
                 manifest = jobs.job_manifest(view, assignment, self._cache.settings)

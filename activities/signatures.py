@@ -53,6 +53,14 @@ class DecideResult:
 
 
 @dataclass(frozen=True)
+class CarryOut:
+    """A decision to carry out. `traces`: where a workload's trace began, as W3C traceparents by UID, where known."""
+
+    decision: Decision
+    traces: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class CarriedOut:
     """What became of a decision; every assignment is in one of `made`, `stale` and `refused`."""
 

@@ -12,6 +12,8 @@ import logging
 import random
 from typing import Any
 
+from opentelemetry.trace import get_tracer
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from temporalio.client import Client
 from temporalio.service import RPCError
 
@@ -19,13 +21,15 @@ from activities.cache import LIVE_PODS
 from controller import sweep
 from controller.digests import JobDigest, NodeDigest, WorkloadDigest, job_digest, node_digest, workload_digest
 from controller.pokes import Poker
-from controller.routing import Route, on_job, on_node, on_workload
+from controller.routing import NOBODY, Route, on_job, on_node, on_workload
 from kube.client import KubeClient
 from kube.reflector import Change, Reflector
 from kube.resources import GPUWORKLOADS, JOBS, NODES, PODS
 from planning.naming import JOB_SELECTOR
 
 log = logging.getLogger(__name__)
+_tracer = get_tracer("berth.controller")
+_propagator = TraceContextTextMapPropagator()
 
 
 class Controller:
@@ -113,7 +117,15 @@ class Controller:
 
     def _workload_changed(self, change: Change[WorkloadDigest]) -> None:
         jobs = self._jobs_by_workload.get(change.uid, {}).values()
-        self._tell(on_workload(change.uid, change.old, change.new, jobs), "gpuworkloads", change.resource_version)
+        route = on_workload(change.uid, change.old, change.new, jobs)
+        if route is NOBODY or not self.synced:
+            return
+        with _tracer.start_as_current_span("watch GPUWorkload", attributes={"gpuworkload.uid": change.uid}):
+            carrier: dict[str, str] = {}
+            _propagator.inject(carrier)
+        traceparent = carrier.get("traceparent")
+        trace = (change.uid, traceparent) if traceparent else None
+        self.poker.concern(route, "gpuworkloads", change.resource_version, trace=trace)
 
     def _job_changed(self, change: Change[JobDigest]) -> None:
         job = change.new or change.old

@@ -66,6 +66,7 @@ class Poker:
         self._wake = asyncio.Event()
         self._trouble = 0
         self._last_ledger_poke = 0.0
+        self._traces: dict[str, str] = {}
 
     @property
     def reachable(self) -> bool:
@@ -76,8 +77,13 @@ class Poker:
     def pending(self) -> int:
         return len(self._workloads) + (self._ledger_seen is not None)
 
-    def concern(self, route: Route, kind: str, version: int) -> None:
-        """Somebody must hear of a change of `kind` (a plural name) at `version`."""
+    def concern(self, route: Route, kind: str, version: int, *, trace: tuple[str, str] | None = None) -> None:
+        """Somebody must hear of a change of `kind` (a plural name) at `version`.
+
+        `trace`: a workload's UID and the traceparent of the watch event, where traces are exported.
+        """
+        if trace is not None:
+            self._traces[trace[0]] = trace[1]
         if route.ledger:
             self._note_ledger({kind: version})
             self._wake.set()
@@ -160,6 +166,7 @@ class Poker:
         return True
 
     async def _poke_ledger(self, seen: Versions) -> None:
+        traces, self._traces = self._traces, {}
         await self._client.start_workflow(
             "Placement",
             PlacementState(pool=self._pool),
@@ -169,7 +176,7 @@ class Poker:
             search_attributes=placement_attributes(self._pool),
             static_summary=f"Placement ledger of pool {self._pool}",
             start_signal="poke",
-            start_signal_args=[Poke(seen)],
+            start_signal_args=[Poke(seen, traces)],
         )
 
     async def _poke_workload(self, due: _Due) -> None:

@@ -16,6 +16,7 @@ from activities.signatures import (
     CARRY_OUT,
     DECIDE,
     CarriedOut,
+    CarryOut,
     DecideRequest,
     DecideResult,
     Versions,
@@ -30,6 +31,8 @@ ROUND_LIMIT = 200
 RECHECK = timedelta(seconds=60)
 # After a round that could not see the latest news.
 CATCH_UP = timedelta(seconds=2)
+# Traces that wait for their workload's Job; beyond this new ones are not carried on.
+TRACES = 2000
 RETRY = RetryPolicy(initial_interval=timedelta(milliseconds=500), maximum_interval=timedelta(seconds=15))
 
 
@@ -48,10 +51,13 @@ class Placement:
         self._last = Decision()
         self._behind = False
         self._in_round = False
+        self._traces: dict[str, str] = {}
 
     @workflow.signal(description="Something changed in the cluster: look again")
     def poke(self, poke: Poke) -> None:
         self._fresh = newest(self._fresh, poke.seen)
+        if len(self._traces) < TRACES:
+            self._traces.update(poke.traces)
         # Room that came free concerns only those who wait for it, and promises that wait to be seen.
         if "gpuworkloads" in poke.seen or self._in_round or self._last.queued or self._state.ledger.in_flight:
             self._poked = True
@@ -110,7 +116,10 @@ class Placement:
         if decision.assignments or decision.waiting or decision.examine or decision.verdicts or decision.withdrawals:
             done = await workflow.execute_activity(
                 CARRY_OUT,
-                replace(decision, seen=[], forget=[]),
+                CarryOut(
+                    replace(decision, seen=[], forget=[]),
+                    {a.uid: self._traces.pop(a.uid) for a in decision.assignments if a.uid in self._traces},
+                ),
                 result_type=CarriedOut,
                 start_to_close_timeout=timedelta(minutes=5),
                 heartbeat_timeout=timedelta(seconds=30),

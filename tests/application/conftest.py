@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ from kube.client import KubeClient
 from kube.errors import NotFound
 from kube.resources import GPUWORKLOADS, NAMESPACES, NODES
 from stack import Stack, UpOptions
+from tests.application.collector import Collector
 from tests.application.tenant import Tenant
 
 # Short, so that tests of the bind deadline need not wait half a minute.
@@ -21,13 +23,22 @@ SETTINGS = {"bindDeadlineSeconds": 4}
 
 
 @pytest.fixture(scope="session")
-def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def collector() -> Iterator[Collector]:
+    with Collector() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def deployed(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Stack]:
     """One installation for all tests of this folder: each test has a namespace and nodes of its own."""
     stack = Stack(tmp_path_factory.mktemp("application"))
     options = UpOptions(end_with_caller=True, etcd_fsync=False)
     stack.up(
         options,
-        processes=lambda endpoints: application_processes(endpoints, options),
+        processes=lambda endpoints: [
+            replace(spec, env={**spec.env, "OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint})
+            for spec in application_processes(endpoints, options)
+        ],
         after_up=lambda endpoints: after_up(endpoints, SETTINGS),
     )
     yield stack

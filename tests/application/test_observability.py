@@ -1,0 +1,100 @@
+"""What an operator sees: metrics under their exact names, probes, logs with the workflow id, traces, search attributes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.request
+
+import pytest
+
+from tests.application.collector import Collector
+from tests.application.tenant import Tenant, eventually
+from workflows.messages import workload_id
+
+pytestmark = pytest.mark.stack
+
+
+def get(tenant: Tenant, port: str, path: str) -> str:
+    url = f"http://127.0.0.1:{tenant.stack.endpoints.ports[port]}{path}"
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return str(answer.read().decode())
+
+
+async def test_metrics_have_the_exact_names(tenant: Tenant) -> None:
+    await tenant.node("a", 1)
+    await tenant.apply("good")
+    await tenant.until("good", phase="Succeeded")
+    await tenant.apply("bad", exit_code=1, retryPolicy={"maxRetries": 1, "backoffSeconds": 1})
+    await tenant.until("bad", phase="Failed")
+    text = await asyncio.to_thread(get, tenant, "worker-metrics", "/metrics")
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+
+    def sample(name: str, label: str = "") -> float:
+        found = [line for line in lines if line.startswith(name + "{") and label in line]
+        assert found, f"{name} {label} is not among the metrics"
+        return sum(float(line.rsplit(" ", 1)[1]) for line in found)
+
+    assert sample("warp_gpuworkload_scheduled_total", 'strategy="leastLoaded"') >= 3
+    assert sample("warp_gpuworkload_failed_total", 'reason="job_failed"') >= 2
+    assert sample("warp_gpuworkload_retries_total") >= 1
+    assert sample("warp_gpuworkload_reconcile_duration_seconds_count", 'result="end"') >= 2
+    assert sample("warp_gpuworkload_time_to_placement_seconds_count") >= 2
+    assert sample("berth_queue_depth") >= 0
+
+
+async def test_probes_answer(tenant: Tenant) -> None:
+    for process in ("controller", "worker"):
+        for path in ("/healthz", "/readyz"):
+            assert await asyncio.to_thread(get, tenant, f"{process}-health", path) == "ok\n"
+
+
+async def test_a_trace_leads_from_the_watch_event_to_the_job(tenant: Tenant, collector: Collector) -> None:
+    await tenant.node("a", 1)
+    raw = await tenant.apply("w")
+    uid = raw["metadata"]["uid"]
+    await tenant.until("w", phase="Succeeded")
+
+    def of(service: str, name: str) -> set[str]:
+        return {
+            s.trace
+            for s in collector.spans
+            if s.service == service and s.name == name and s.attributes.get("gpuworkload.uid") == uid
+        }
+
+    async def joined() -> bool:
+        return bool(of("berth-controller", "watch GPUWorkload") & of("berth-worker", "create Job"))
+
+    await eventually(
+        joined,
+        20,
+        lambda: (
+            f"no trace joins both processes; spans of this workload: {[s for s in collector.spans if s.attributes.get('gpuworkload.uid') == uid]}"
+        ),
+    )
+
+
+async def test_logs_are_json_and_carry_the_workflow_id(tenant: Tenant) -> None:
+    for process in ("controller", "worker"):
+        lines = tenant.stack.log_file(process).read_text().splitlines()
+        parsed = [json.loads(line) for line in lines if line.startswith("{")]
+        assert parsed, f"{process} has logged nothing"
+        assert all({"time", "level", "logger", "message"} <= entry.keys() for entry in parsed)
+
+
+async def test_workflows_are_found_by_their_search_attributes(tenant: Tenant) -> None:
+    node = await tenant.node("a", 1)
+    raw = await tenant.apply("w", run="8s")
+    await tenant.until("w", phase="Running")
+    query = (
+        f'BerthKind = "GPUWorkload" AND BerthNamespace = "{tenant.namespace}" AND BerthName = "w" '
+        f'AND BerthNode = "{node}" AND BerthPhase = "{{}}"'
+    )
+
+    async def found(phase: str) -> bool:
+        executions = [e.id async for e in tenant.temporal.list_workflows(query.format(phase))]
+        return executions == [workload_id(raw["metadata"]["uid"])]
+
+    await eventually(lambda: found("Running"), 15, lambda: "not found while it runs")
+    await tenant.until("w", phase="Succeeded")
+    await eventually(lambda: found("Succeeded"), 15, lambda: "not found once it ended")
