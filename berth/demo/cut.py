@@ -28,7 +28,10 @@ class RunTimes:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One pod of the trace as the demo runs it. `fails` is the exit code its simulated runs end with; 0 is success."""
+    """One pod of the trace as the demo runs it. `fails` is the exit code its simulated runs end with; 0 is success.
+
+    A run that fails does so after the shortest run time, whatever the trace says.
+    """
 
     pod: TracePod
     seconds: float
@@ -83,7 +86,7 @@ def make_cut(
     seconds = compress([pod.seconds for pod in chosen], times)
     failed = set(random.Random(seed).sample(range(len(chosen)), round(len(chosen) * failing)))
     runs = tuple(
-        Run(pod, each, 1 if index in failed else 0)
+        Run(pod, times.shortest, 1) if index in failed else Run(pod, each)
         for index, (pod, each) in enumerate(zip(chosen, seconds, strict=True))
     )
     return Cut(nodes, runs, tuple(left_out))

@@ -57,13 +57,14 @@ def workload(run: Run) -> dict[str, Any]:
     }
     if pod.gpu_models:
         spec["nodeSelector"] = {MODEL_LABEL: pod.gpu_models[0]}
+    ends = "fails" if run.fails else "ends"
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
         "metadata": {
             "name": pod.name,
             "namespace": NAMESPACE,
-            "annotations": {SIMULATED: f"runs {run.seconds:g} s on a kwok node; {pod.seconds} s in the trace"},
+            "annotations": {SIMULATED: f"{ends} after {run.seconds:g} s on a kwok node; {pod.seconds} s in the trace"},
         },
         "spec": spec,
     }
