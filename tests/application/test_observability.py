@@ -1,4 +1,4 @@
-"""What an operator sees: metrics under their exact names, probes, logs with the workflow id, traces, search attributes."""
+"""What an operator sees: metrics under their exact names, probes, JSON logs, traces, search attributes."""
 
 from __future__ import annotations
 
@@ -68,9 +68,7 @@ async def test_a_trace_leads_from_the_watch_event_to_the_job(tenant: Tenant, col
     await eventually(
         joined,
         20,
-        lambda: (
-            f"no trace joins both processes; spans of this workload: {[s for s in collector.spans if s.attributes.get('gpuworkload.uid') == uid]}"
-        ),
+        lambda: f"no trace joins both processes among {len(collector.spans)} spans",
     )
 
 
