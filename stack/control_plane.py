@@ -215,8 +215,17 @@ def scheduler(
     return _component("kube-scheduler", program, ports, has, kubeconfig, _flags(config=file))
 
 
-def kwok(layout: Layout, program: Path, ports: Mapping[str, int], kubeconfig: Path, options: UpOptions) -> ProcessSpec:
-    """kwok, which plays the kubelets of all nodes annotated for it."""
+def kwok(
+    layout: Layout, programs: Mapping[str, Path], ports: Mapping[str, int], kubeconfig: Path, options: UpOptions
+) -> ProcessSpec:
+    """kwok, which plays the kubelets of all nodes annotated for it.
+
+    It takes a new name at every start, and would stand back from nodes that its former self holds until their leases
+    end, 40 s later. So the leases go first, all but the real node's; it makes them anew at once.
+    """
+    leases = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+    others = f"?fieldSelector=metadata.name!%3D{options.node_name}"
+    forget = ("--kubeconfig", str(layout.kubeconfig("admin")), "delete", "--raw", leases + others)
     file = layout.config / "kwok.yaml"
     write_atomic(file, configuration(options.node_lease_seconds))
     flags = _flags(
@@ -232,10 +241,11 @@ def kwok(layout: Layout, program: Path, ports: Mapping[str, int], kubeconfig: Pa
     env = {"KWOK_WORKDIR": str(layout.root / "kwok"), "HOME": str(layout.root / "kwok")}
     return ProcessSpec(
         "kwok",
-        (str(program), *flags),
+        (str(programs["kwok"]), *flags),
         env=env,
         after=("kube-apiserver",),
         ready=(probe,),
         port=ports["kwok"],
         stop_timeout=3,
+        before=(str(programs["kubectl"]), *forget, "--request-timeout=5s"),
     )

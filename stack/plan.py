@@ -82,7 +82,7 @@ def make_plan(layout: Layout, options: UpOptions, found: Mapping[str, Found], ch
         name = "kube-scheduler"
         first.append(control_plane.scheduler(layout, programs[name], chosen, has, configs[name]))
         if options.kwok:
-            second.append(control_plane.kwok(layout, programs["kwok"], chosen, configs["kwok"], options))
+            second.append(control_plane.kwok(layout, programs, chosen, configs["kwok"], options))
         if options.real_node:
             second += realnode.specs(layout, programs, chosen, has.kubernetes, options)
         kubernetes = {

@@ -92,7 +92,8 @@ class ProcessSpec:
 
     `after` names processes that must have been ready once before this one is started for the first time; they are also
     ended after it. All probes in `ready` must pass for it to be ready; without any it is ready when it runs. `port` is
-    shown to people. `env` is added to the environment of `berth up`, less what is in `unset`.
+    shown to people. `env` is added to the environment of `berth up`, less what is in `unset`. `before` is a command run
+    before every start and every restart; that it fails is noted and changes nothing.
     """
 
     name: str
@@ -104,6 +105,7 @@ class ProcessSpec:
     cwd: str | None = None
     stop_timeout: float = 10.0
     unset: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As plain values for the plan file."""
@@ -114,7 +116,7 @@ class ProcessSpec:
         """From the plan file."""
         fields = dict(value)
         fields["ready"] = tuple(Probe(**(probe | {"argv": tuple(probe["argv"])})) for probe in value["ready"])
-        for name in ("argv", "after", "unset"):
+        for name in ("argv", "after", "unset", "before"):
             fields[name] = tuple(value[name])
         return cls(**fields)
 

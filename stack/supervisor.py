@@ -20,7 +20,7 @@ from typing import IO
 
 from stack.paths import Layout, read_json, write_atomic
 from stack.proc import alive, die_with_parent, start_time
-from stack.process import ProcessSpec, State, start_order
+from stack.process import Probe, ProcessSpec, State, start_order
 
 _LOG_LIMIT = 16 * 1024 * 1024
 _FIRST_WAIT, _LONGEST_WAIT, _STEADY_AFTER = 0.1, 5.0, 5.0
@@ -65,6 +65,8 @@ class Child:
             await asyncio.sleep(wait)
 
     async def _once(self) -> None:
+        if self.spec.before and not await Probe("exec", argv=self.spec.before).passes(timeout=10):
+            self.owner.note(f"{self.spec.name}: what should precede its start failed: {' '.join(self.spec.before)}")
         environment = {name: value for name, value in os.environ.items() if name not in self.spec.unset}
         with (self.owner.layout.log / f"{self.spec.name}.log").open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
