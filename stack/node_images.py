@@ -16,8 +16,8 @@ from pathlib import Path
 
 from stack.paths import write_atomic
 
-BUSYBOX = "docker.io/local/busybox:1"
-PAUSE = "docker.io/local/pause:1"
+BUSYBOX = "local/busybox:1"
+PAUSE = "local/pause:1"
 _APPLETS = (
     "sh cat ls env sleep echo mkdir rm cp mv ln httpd wget nc touch grep sed awk id mount umount true false date kill "
     "ps test printf head tail seq wc dd df du find hostname ip ping stat sync sha256sum tar vi"

@@ -168,6 +168,12 @@ def test_simulated_jobs_run_as_long_and_end_as_they_are_told(nodes: Stack) -> No
     assert ran["finishedAt"] > ran["startedAt"]
 
 
+def test_a_simulated_node_fails_and_recovers_by_a_label(nodes: Stack) -> None:
+    for label, ready in (("gpu.warp.dev/simulated-failure=true", "False"), ("gpu.warp.dev/simulated-failure-", "True")):
+        nodes.kubectl("label", "node", "stack-test-2", label)
+        nodes.kubectl("wait", f"--for=condition=Ready={ready}", "node/stack-test-2", "--timeout=30s")
+
+
 def test_a_deleted_job_leaves_no_pod(nodes: Stack) -> None:
     apply(nodes, job("endless", SIMULATED_RUN="1000h"))
     selector = ("-n", "stack-test", "-l", "job-name=endless")

@@ -36,6 +36,7 @@ def test_kwoks_configuration_is_one_file_of_options_and_stages() -> None:
     assert documents[0]["options"]["nodeLeaseDurationSeconds"] == 40
     assert {each["metadata"]["name"] for each in documents[1:]} == {
         "node-initialize",
+        "node-fail",
         "pod-ready",
         "pod-finish",
         "pod-terminate",
