@@ -10,13 +10,13 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
-from temporalio.client import Client
+from temporalio.client import Client, WorkflowExecution, WorkflowExecutionDescription
 
 from kube.connection import Connection
 from stack import Stack
@@ -87,27 +87,46 @@ class Histories:
 
 
 async def histories(client: Client, namespace: str, expected: int, timeout: float = 15.0) -> Histories:
-    """Reads them from Temporal, which lists a workflow some moments after it closed: waits for `expected` of them.
+    """Reads them from Temporal; waits for `expected` workflows of that Kubernetes namespace to be known and closed.
 
-    `namespace`: the Kubernetes namespace of the workloads (search attribute BerthNamespace).
+    Temporal's list is some moments late, more so after much work: it tells which workflows there are, and whatever it
+    still calls open is asked for itself.
     """
     deadline = time.monotonic() + timeout
     query = f'BerthKind = "GPUWorkload" AND BerthNamespace = "{namespace}"'
     while True:
         events: Counter[str] = Counter()
         size: Counter[str] = Counter()
-        still_open = 0
+        late: list[WorkflowExecution] = []
         async for run in client.list_workflows(query, page_size=1000):
             if run.close_time is None:
+                late.append(run)
+            else:
+                events[run.id] += run.history_length
+                size[run.id] += run.raw_info.history_size_bytes
+        still_open = 0
+        for described in await _describe(client, late):
+            if described.close_time is None:
                 still_open += 1
-                continue
-            events[run.id] += run.history_length
-            size[run.id] += run.raw_info.history_size_bytes
+            else:
+                events[described.id] += described.history_length
+                size[described.id] += described.raw_info.history_size_bytes
         if (len(events) >= expected and not still_open) or time.monotonic() > deadline:
             break
         await asyncio.sleep(0.5)
     ledger = await _ledger(client)
     return Histories(tuple(events.values()), tuple(size.values()), still_open, *ledger)
+
+
+async def _describe(client: Client, runs: Sequence[WorkflowExecution]) -> list[WorkflowExecutionDescription]:
+    """The runs as the server itself knows them, asked for a few at a time."""
+    gate = asyncio.Semaphore(16)
+
+    async def one(run: WorkflowExecution) -> WorkflowExecutionDescription:
+        async with gate:
+            return await client.get_workflow_handle(run.id, run_id=run.run_id).describe()
+
+    return await asyncio.gather(*map(one, runs))
 
 
 async def _ledger(client: Client, pool: str = "default") -> tuple[int, int, int]:

@@ -162,9 +162,9 @@ def rows(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         ("applied", _n(work["applied"]), f"GPUWorkloads that want {given['gpus_wanted']:,} GPUs"),
         ("placed", _n(work["placed"]), f"{work['jobs']:,} Jobs on {given['nodes']} nodes with {given['gpus']:,} GPUs"),
         ("ran", _n(work["ran"]), ""),
-        ("retried", _n(work["retried"]), f"{simulated['failing_workloads']} were made to fail (simulated)"),
+        ("retried", _n(work["retried"]), f"{simulated['failing_workloads']} of all were made to fail (simulated)"),
         ("succeeded", _n(work["succeeded"]), ""),
-        ("failed", _n(work["failed"]), "their retry failed as well"),
+        ("failed", _n(work["failed"]), "after their retry"),
     ]
     if work["unfinished"]:
         lines.append(("unfinished", _n(work["unfinished"]), "not ended when the time was over"))
@@ -183,7 +183,7 @@ def rows(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
             lines.append(("", f"{idle['mean_while_waiting']:.1f}", after))
     else:
         lines.append(("GPUs left unallocated", "–", "no workload waited"))
-    lines.append(("promised twice", _n(gpus["node_overcommitted"]), "times a node had more GPUs in use than it has"))
+    lines.append(("overcommitted", _n(gpus["node_overcommitted"]), "times a node had more GPUs in use than it has"))
     if "events_mean" in histories:
         lines += [
             ("history of a workload", f"{histories['events_mean']:.1f}", f"events, at most {histories['events_max']}"),
@@ -208,7 +208,7 @@ def simulation(cut: Cut) -> str:
     failing = sum(run.fails != 0 for run in cut.runs)
     return (
         f"Simulated: the nodes and pods (kwok), the run times ({min(trace)} s to {max(trace) / 86400:.0f} days in the "
-        f"trace, here {min(times):g} to {max(times):g} s by their logarithm), and that {failing} workloads fail. "
+        f"trace, here {min(times):g} to {max(times):g} s by their logarithm), and the failures of {failing} workloads. "
         "Real: the API server, etcd, scheduler, Job controller, Temporal, and berth."
     )
 

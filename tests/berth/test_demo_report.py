@@ -118,7 +118,7 @@ def test_figures_are_plain_and_the_table_shows_them() -> None:
     console = Console(width=100, file=io.StringIO(), record=True)
     console.print(report.table(result))
     text = console.export_text()
-    for words in ("time to placement, p99", "19.50 s", "history of a workload", "12.0", "promised twice"):
+    for words in ("time to placement, p99", "19.50 s", "history of a workload", "12.0", "overcommitted"):
         assert words in text
 
 
