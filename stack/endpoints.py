@@ -6,7 +6,7 @@ For whoever works with a stack: the command line, the application's processes, t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -79,12 +79,19 @@ class Endpoints:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Endpoints:
-        """From stack.json."""
-        fields = dict(value)
-        for name in ("data", "temporal_tls_ca", "temporal_tls_cert", "temporal_tls_key"):
-            fields[name] = Path(fields[name]) if fields[name] else None
-        for name in ("etcd_ca", "etcd_cert", "etcd_key"):
-            fields[name] = Path(fields[name]) if fields[name] else None
+        """From stack.json, which another version of berth may have written."""
+        known = {each.name for each in fields(cls)}
+        values = {name: each for name, each in value.items() if name in known}
+        for name in (
+            "data",
+            "temporal_tls_ca",
+            "temporal_tls_cert",
+            "temporal_tls_key",
+            "etcd_ca",
+            "etcd_cert",
+            "etcd_key",
+        ):
+            values[name] = Path(value[name]) if value.get(name) else None
         for name in ("kubeconfigs", "tools"):
-            fields[name] = {key: Path(path) for key, path in fields[name].items()}
-        return cls(**fields)
+            values[name] = {key: Path(path) for key, path in value.get(name, {}).items()}
+        return cls(**values)

@@ -12,6 +12,7 @@ import os
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from dataclasses import fields as dataclass_fields
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -113,12 +114,13 @@ class ProcessSpec:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> ProcessSpec:
-        """From the plan file."""
-        fields = dict(value)
-        fields["ready"] = tuple(Probe(**(probe | {"argv": tuple(probe["argv"])})) for probe in value["ready"])
+        """From the plan file, perhaps of another version of berth: what it does not say is as by default."""
+        known = {each.name for each in dataclass_fields(cls)}
+        values = {name: each for name, each in value.items() if name in known}
+        values["ready"] = tuple(Probe(**(probe | {"argv": tuple(probe["argv"])})) for probe in value.get("ready", ()))
         for name in ("argv", "after", "unset", "before"):
-            fields[name] = tuple(value[name])
-        return cls(**fields)
+            values[name] = tuple(value.get(name, ()))
+        return cls(**values)
 
 
 State = Literal["waiting", "starting", "ready", "crashed", "stopping", "stopped", "unready"]

@@ -149,7 +149,8 @@ class Supervisor:
             }
             for child in self.children.values()
         ]
-        write_atomic(self.layout.processes, json.dumps({"plan": self._plan, "processes": processes}))
+        with contextlib.suppress(FileNotFoundError):  # the data folder was removed: there is nobody to tell
+            write_atomic(self.layout.processes, json.dumps({"plan": self._plan, "processes": processes}))
 
     async def run(self) -> None:
         """Works until SIGTERM."""
@@ -199,8 +200,11 @@ class Supervisor:
             left -= layer
 
     async def _watch_owner(self) -> None:
-        """Ends everything when the plan's owner, if it has one, is gone."""
+        """Ends everything when the plan's owner, if it has one, is gone, or when somebody removed the data folder."""
         while True:
+            if not self.layout.supervisor.exists():
+                self._ending.set()
+                return
             owner = self._owner
             if owner is not None and not alive(owner["pid"], owner["started"]):
                 self.note(f"process {owner['pid']}, which wanted this stack, is gone")

@@ -6,6 +6,7 @@ import asyncio
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -40,6 +41,12 @@ def test_a_spec_survives_the_plan_file() -> None:
     probe = Probe("exec", argv=("true",), ca="a")
     spec = ProcessSpec("a", ("x", "y"), {"A": "1"}, ("b",), (probe,), 7, "/", 3.0, ("B",), ("true",))
     assert ProcessSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+
+
+def test_a_plan_of_another_version_can_still_be_read() -> None:
+    written = ProcessSpec("a", ("x",)).to_json() | {"of_the_future": 1}
+    del written["before"]
+    assert ProcessSpec.from_json(written) == ProcessSpec("a", ("x",))
 
 
 def test_start_order_follows_what_each_waits_for() -> None:
@@ -191,6 +198,13 @@ def test_changing_one_process_leaves_the_others_alone(light: Stack) -> None:
 
 def _up(root: Path, options: UpOptions) -> None:
     Stack(root).up(options)
+
+
+def test_a_stack_whose_data_folder_was_removed_ends(light: Stack) -> None:
+    child = light.add_process("child", SLEEP)
+    shutil.rmtree(light.layout.root)
+    wait_for(lambda: start_time(child) is None)
+    assert not light.down()
 
 
 def test_two_ups_at_once_make_one_stack(tmp_path: Path, outside: object) -> None:
