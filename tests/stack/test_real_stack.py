@@ -220,6 +220,7 @@ def test_a_port_that_was_taken_meanwhile_is_chosen_anew(make_stack: MakeStack) -
     before = stack.endpoints
     stack.down()
     with socket.socket() as thief:
+        thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the old connections may still be in TIME_WAIT
         thief.bind(("127.0.0.1", before.ports["kube-apiserver"]))
         thief.listen()
         after = stack.up(UpOptions(end_with_caller=True))
