@@ -26,7 +26,7 @@ from berth.demo.report import percentile
 from crds.gpuworkload import API_VERSION, KIND
 from kube.client import KubeClient
 from kube.reflector import Change, Reflector
-from kube.resources import GPUWORKLOADS, JOBS
+from kube.resources import GPUWORKLOADS, JOBS, PODS
 from stack import Endpoints, Lines, SimulatedNode, Stack, UpOptions
 
 BERTH, BARE = "bench-berth", "bench-bare"
@@ -38,7 +38,6 @@ STEPS = ("created", "running", "complete")
 @dataclass(frozen=True, slots=True)
 class JobNews:
     name: str
-    ready: bool
     complete: bool
 
 
@@ -47,12 +46,19 @@ def job_news(raw: dict[str, Any]) -> JobNews:
     status = raw.get("status") or {}
     conditions = status.get("conditions") or ()
     complete = any(each.get("type") == "Complete" and each.get("status") == "True" for each in conditions)
-    return JobNews(raw["metadata"]["name"], bool(status.get("ready")), complete)
+    return JobNews(raw["metadata"]["name"], complete)
+
+
+def runner_of(raw: dict[str, Any]) -> str:
+    """The Job of a pod that runs or has run, else ''."""
+    if (raw.get("status") or {}).get("phase") not in ("Running", "Succeeded"):
+        return ""
+    return str((raw["metadata"].get("labels") or {}).get("batch.kubernetes.io/job-name", ""))
 
 
 @dataclass
 class Jobs:
-    """First moments of every Job of one namespace, by step; the same watch serves berth's Jobs and bare ones."""
+    """First moments of every Job of one namespace, by step; the same watches serve berth's Jobs and bare ones."""
 
     kube: KubeClient
     namespace: str
@@ -62,14 +68,25 @@ class Jobs:
         self.reflector: Reflector[JobNews] = Reflector(
             self.kube, JOBS, project=job_news, namespace=self.namespace, on_change=self._changed
         )
+        self.pods: Reflector[str] = Reflector(
+            self.kube, PODS, project=runner_of, namespace=self.namespace, on_change=self._pod_changed
+        )
+
+    async def watch(self) -> None:
+        """Watches until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.reflector.run())
+            group.create_task(self.pods.run())
+
+    def _pod_changed(self, change: Change[str]) -> None:
+        if change.new:
+            self.seen["running"].setdefault(change.new, time.monotonic())
 
     def _changed(self, change: Change[JobNews]) -> None:
         job, now = change.new, time.monotonic()
         if job is None:
             return
         self.seen["created"].setdefault(job.name, now)
-        if job.ready:
-            self.seen["running"].setdefault(job.name, now)
         if job.complete:
             self.seen["complete"].setdefault(job.name, now)
 
@@ -161,9 +178,10 @@ class Bench:
         count = self.options.workloads
         progress(f"{name}: {count} …")
         jobs = Jobs(kube, namespace)
-        watching = asyncio.create_task(jobs.reflector.run())
+        watching = asyncio.create_task(jobs.watch())
         try:
             await jobs.reflector.synced.wait()
+            await jobs.pods.synced.wait()
             writes, cpu = await measure.api_writes(self.endpoints.kubeconfig()), measure.stack_cpu(self.stack)
             began = time.monotonic()
             await create()

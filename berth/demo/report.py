@@ -207,10 +207,18 @@ def simulation(cut: Cut) -> str:
     trace = [run.pod.seconds for run in cut.runs]
     failing = sum(run.fails != 0 for run in cut.runs)
     return (
-        f"Simulated: the nodes and pods (kwok), the run times ({min(trace)} s to {max(trace) / 86400:.0f} days in the "
-        f"trace, here {min(times):g} to {max(times):g} s by their logarithm), and the failures of {failing} workloads. "
+        f"Simulated: the nodes and pods (kwok), the run times ({_duration(min(trace))} to {_duration(max(trace))} in "
+        f"the trace, here {min(times):g} to {max(times):g} s by their logarithm), the failures (of {failing} of them). "
         "Real: the API server, etcd, scheduler, Job controller, Temporal, and berth."
     )
+
+
+def _duration(seconds: int) -> str:
+    """In the largest unit that leaves at least two of it."""
+    for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds} s"
 
 
 def where_to_look(endpoints: Endpoints, *, kept: bool) -> RenderableType:

@@ -78,16 +78,17 @@ def run_demo(options: DemoOptions, console: Console | None = None) -> dict[str, 
         _writable(options.json_file)
     console.print(introduction(cut), style="dim", highlight=False)
     stack = Stack(options.data or default_demo_data())
-    _fresh(stack, console)
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     try:
+        _fresh(stack, console)
         endpoints = _start(stack, console)
         up = time.monotonic() - began
         result = asyncio.run(_Play(stack, endpoints, cut, options, console, began, up).play())
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             console.print("\nInterrupted: stopping what the demo started …")
-        _stop(stack)
+        if (stack.layout.root / MARKER).is_file():  # never a stack that is not the demo's
+            _stop(stack)
         raise
     finally:
         signal.signal(signal.SIGTERM, previous)
@@ -133,7 +134,9 @@ def _fresh(stack: Stack, console: Console) -> None:
         if stack.running:
             console.print("Ending the demo that still runs there.", style="dim")
             stack.down()
-        shutil.rmtree(root)
+        for path in root.iterdir():  # the marker goes last: an interrupted run must not leave a nameless rest
+            if path.name != MARKER:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
     try:
         root.mkdir(parents=True, exist_ok=True)
         (root / MARKER).write_text('{"made_by": "berth demo"}\n')

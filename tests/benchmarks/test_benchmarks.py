@@ -7,6 +7,7 @@ import random
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,11 +27,18 @@ def test_both_rounds_ask_for_the_same() -> None:
     assert [(each.name, each.value) for each in ours.env or ()] == [("SIMULATED_RUN", "5s")]
 
 
-def test_job_news() -> None:
-    raw = {"metadata": {"name": "j"}, "status": {"ready": 1}}
-    assert admission.job_news(raw) == admission.JobNews("j", True, False)
+def test_job_and_pod_news() -> None:
+    raw: dict[str, Any] = {"metadata": {"name": "j"}, "status": {"ready": 1}}
+    assert admission.job_news(raw) == admission.JobNews("j", False)
     raw["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
-    assert admission.job_news(raw) == admission.JobNews("j", False, True)
+    assert admission.job_news(raw) == admission.JobNews("j", True)
+    pod: dict[str, Any] = {
+        "metadata": {"labels": {"batch.kubernetes.io/job-name": "j"}},
+        "status": {"phase": "Pending"},
+    }
+    assert admission.runner_of(pod) == ""
+    pod["status"]["phase"] = "Running"
+    assert admission.runner_of(pod) == "j"
 
 
 def test_demand_never_asks_for_more() -> None:
