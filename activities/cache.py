@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 import yaml
@@ -61,6 +62,7 @@ class ClusterCache:
         self.settings_problem = ""
         self._jobs_by_workload: ByOwner[JobView] = ByOwner()
         self._pods_by_workload: ByOwner[PodView] = ByOwner()
+        self._known_since: dict[str, float] = {}  # Jobs, by the monotonic clock
         self.nodes: Reflector[NodeView] = Reflector(client, NODES, project=self._node)
         self.pods: Reflector[PodView] = Reflector(
             client, PODS, project=self._pod, field_selector=LIVE_PODS, on_change=self._pod_changed
@@ -132,17 +134,30 @@ class ClusterCache:
                 missing[kind] = version
         return missing
 
-    def snapshot(self) -> Snapshot:
+    @property
+    def defaults(self) -> Defaults:
         strategies = {name: strategy for name, strategy in self.namespaces.items.values() if strategy}
+        return Defaults(self._settings.default_strategy, strategies)
+
+    def snapshot(self) -> Snapshot:
+        now = time.time()
         return Snapshot(
-            now=time.time(),
+            now=now,
             nodes=tuple(self.nodes.items.values()),
             pods=tuple(self.pods.items.values()),
-            jobs=tuple(self.jobs.items.values()),
+            jobs=tuple(self._aged(uid, job, now) for uid, job in self.jobs.items.items()),
             workloads=tuple(self.workloads.items.values()),
-            defaults=Defaults(self._settings.default_strategy, strategies),
+            defaults=self.defaults,
             jobs_version=self.jobs.resource_version,
         )
+
+    def _aged(self, uid: str, job: JobView, now: float) -> JobView:
+        """A Job that waits for its pod, as old as this process has known it: the API server's clock may differ from
+        ours, and either may jump, but deadlines are ours.
+        """
+        if job.ready or job.finished or job.deleting:
+            return job
+        return replace(job, created=now - (time.monotonic() - self._known_since.get(uid, 0.0)))
 
     def jobs_of(self, workload_uid: str) -> tuple[JobView, ...]:
         return self._jobs_by_workload.of(workload_uid)
@@ -166,6 +181,10 @@ class ClusterCache:
     def _job_changed(self, change: Change[JobView]) -> None:
         before, now = (v.workload_uid if v else "" for v in (change.old, change.new))
         self._jobs_by_workload.change(before, now, change.uid, change.new)
+        if change.new is None:
+            self._known_since.pop(change.uid, None)
+        else:
+            self._known_since.setdefault(change.uid, time.monotonic())
 
     def _settings_changed(self, change: Change[dict[str, Any]]) -> None:
         try:

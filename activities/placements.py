@@ -7,8 +7,10 @@ since it was decided upon is left alone and reported stale.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from opentelemetry import metrics
@@ -22,14 +24,26 @@ from activities.cache import ClusterCache
 from activities.signatures import CARRY_OUT, TASK_QUEUE, CarriedOut, CarryOut, WorkloadRef
 from activities.writes import add_finalizer, delete_job, reference, write_status
 from kube.client import KubeClient
-from kube.errors import AlreadyExists, KubeError, NotFound, Unauthorized, Unavailable
+from kube.errors import (
+    AlreadyExists,
+    Conflict,
+    Invalid,
+    KubeError,
+    NotFound,
+    TooLarge,
+    Unauthorized,
+    Unavailable,
+)
 from kube.events import EventRecorder
-from kube.resources import JOBS
+from kube.resources import GPUWORKLOADS, JOBS
 from planning import jobs, status
 from planning.lifecycle import JOB_REFUSED
-from planning.model import Assignment, Verdict, Waiting, Withdrawal
-from planning.views import job_view
+from planning.model import Assignment, JobView, Verdict, Waiting, Withdrawal, WorkloadView
+from planning.placement import strategy_name
+from planning.views import job_view, workload_view
 from workflows.messages import WorkloadState, workload_attributes, workload_id
+
+log = logging.getLogger(__name__)
 
 CONCURRENCY = 32
 
@@ -42,6 +56,44 @@ _tracer = get_tracer("berth.worker")
 _traces = TraceContextTextMapPropagator()
 
 T = TypeVar("T")
+
+# Worth another try of the whole activity. Conflict: on creation, a quota that others are changing too.
+TRANSIENT = (Unavailable, Unauthorized, Conflict)
+# Tries after which an entry that still fails is given up on, so that the others are not held up by it.
+ATTEMPTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A Job, and its workload at the version that the status is to be written for, where that is known."""
+
+    job: JobView
+    view: WorkloadView | None
+    version: int
+
+
+async def _heartbeat() -> None:
+    while True:
+        activity.heartbeat()
+        await asyncio.sleep(5)
+
+
+def _refusal(assignment: Assignment, refused: Exception) -> Verdict:
+    return Verdict(
+        assignment.uid,
+        assignment.namespace,
+        assignment.name,
+        assignment.turn,
+        JOB_REFUSED,
+        f"Job {assignment.job_name} was refused: {cut(refused)}",
+        assignment.generation,
+    )
+
+
+def cut(refused: Exception) -> str:
+    """A refusal's text, short enough for statuses and histories: a webhook may say a lot."""
+    text = str(refused)
+    return text if len(text) <= 1024 else text[:1023] + "…"
 
 
 class Placements:
@@ -56,23 +108,34 @@ class Placements:
         """Raises Unavailable when the API server or Temporal could not be asked; the whole is then repeated."""
         done, decision = CarriedOut(), request.decision
         await self._cache.wait_synced()
-        # Withdrawals first: what they free, later rounds give away.
-        await self._each(decision.withdrawals, self._withdraw)
-        await self._each(decision.assignments, lambda a: self._assign(a, request.traces.get(a.uid), done))
-        await self._each(decision.verdicts, self._tell)
-        await self._each(done.refused, self._tell)
-        await self._each(decision.examine, lambda entry: self._examine(entry, done))
-        await self._each(decision.waiting, self._tell_waiting)
+        alive = asyncio.create_task(_heartbeat())
+        try:
+            # Withdrawals first: what they free, later rounds give away.
+            await self._each(decision.withdrawals, self._withdraw)
+            await self._each(decision.assignments, lambda a: self._assign(a, request.traces.get(a.uid), done))
+            await self._each([*decision.verdicts, *done.refused], self._tell)
+            await self._each(decision.examine, lambda entry: self._examine(entry, done))
+            await self._each(decision.waiting, self._tell_waiting)
+        finally:
+            alive.cancel()
         return done
 
     async def _each(self, entries: Iterable[T], do: Callable[[T], Awaitable[None]]) -> None:
-        """Does all, some at a time; one that fails does not keep the others from being done."""
+        """Does all, some at a time. One that fails does not keep the others from being done, and one that is refused
+        (by a policy, a webhook, missing rights) is logged and left: it must not stop everybody else's placement.
+        """
         gate = asyncio.Semaphore(CONCURRENCY)
 
         async def one(entry: T) -> None:
             async with gate:
-                await do(entry)
-                activity.heartbeat()
+                try:
+                    await do(entry)
+                except TRANSIENT:
+                    if activity.info().attempt < ATTEMPTS:
+                        raise
+                    log.exception("%s: given up after %d tries", type(entry).__name__, ATTEMPTS)
+                except KubeError as refused:
+                    log.warning("%s: %s", type(entry).__name__, refused)
 
         results = await asyncio.gather(*(one(entry) for entry in entries), return_exceptions=True)
         for result in results:
@@ -80,47 +143,103 @@ class Placements:
                 raise result
 
     async def _assign(self, assignment: Assignment, trace: str | None, done: CarriedOut) -> None:
-        view = self._cache.workloads.items.get(assignment.uid)
-        version = None
-        if view is not None and view.resource_version == assignment.resource_version:
-            version = await add_finalizer(self._kube, view)
-        if view is None or version is None:
-            # Changed since; or this is a repetition and the change was our own: then the Job tells.
-            await self._settle(assignment, done)
+        try:
+            made = await self._make(assignment, trace)
+        except TRANSIENT as away:
+            if activity.info().attempt < ATTEMPTS:
+                raise
+            # It is this one entry that fails, by a server's error time and again: the others should not wait for it.
+            job = await self._job(assignment)
+            if job is None:
+                done.refused.append(_refusal(assignment, away))
+                return
+            made = _Made(job, None, 0)
+        except (KubeError, ValueError) as refused:
+            done.refused.append(_refusal(assignment, refused))
             return
+        if made is None:
+            done.stale.append(assignment.uid)
+            return
+        done.made[assignment.uid] = made.job.resource_version
+        await self._show(assignment, made)
+
+    async def _make(self, assignment: Assignment, trace: str | None) -> _Made | None:
+        """The assignment's Job, made now or by an earlier try. None: the workload changed and nothing was made."""
+        found = await self._unchanged(assignment)
+        if found is None:
+            job = await self._job(assignment)
+            return None if job is None else _Made(job, None, 0)
+        view, version = found
         with _tracer.start_as_current_span(
             "create Job",
             context=_traces.extract({"traceparent": trace}) if trace else None,
             attributes={"gpuworkload.uid": view.uid, "k8s.node.name": assignment.node},
         ):
+            manifest = jobs.job_manifest(view, assignment, self._cache.settings)
             try:
-                manifest = jobs.job_manifest(view, assignment, self._cache.settings)
-                job = await self._kube.create(JOBS, manifest, view.namespace)
-            except AlreadyExists:
-                if not await self._settle(assignment, done):
-                    return
-            except (Unavailable, Unauthorized):
-                raise
+                job = job_view(await self._kube.create(JOBS, manifest, view.namespace))
             except NotFound:  # the namespace is going
-                done.stale.append(assignment.uid)
-                return
-            except (KubeError, ValueError) as refused:
-                done.refused.append(
-                    Verdict(
-                        view.uid, view.namespace, view.name, assignment.turn, JOB_REFUSED,
-                        f"Job {assignment.job_name} was refused: {refused}", view.generation,
+                return None
+            except AlreadyExists:
+                job = await self._job(assignment)
+        return None if job is None else _Made(job, view, version)
+
+    async def _unchanged(self, assignment: Assignment) -> tuple[WorkloadView, int] | None:
+        """The workload as it was decided upon, with berth's finalizer, and the version it has then."""
+        view = self._cache.workloads.items.get(assignment.uid)
+        if view is not None and view.resource_version == assignment.resource_version:
+            version = await add_finalizer(self._kube, view)
+            if version is not None:
+                return view, version
+        # Something was written since the cache looked: a status of ours perhaps, and then the decision stands.
+        view = await self._read(assignment)
+        if view is None or view.deleting or view.finished or view.generation != assignment.generation:
+            return None
+        version = await add_finalizer(self._kube, view)
+        return None if version is None else (view, version)
+
+    async def _read(self, assignment: Assignment) -> WorkloadView | None:
+        try:
+            raw = await self._kube.get(GPUWORKLOADS, assignment.name, assignment.namespace)
+        except NotFound:
+            return None
+        view = workload_view(raw)
+        return view if view.uid == assignment.uid else None
+
+    async def _job(self, assignment: Assignment) -> JobView | None:
+        """This very turn's Job, if it exists and is there to stay. ValueError: the name is somebody else's."""
+        try:
+            job = job_view(await self._kube.get(JOBS, assignment.job_name, assignment.namespace))
+        except NotFound:
+            return None
+        if job is None or job.workload_uid != assignment.uid:
+            raise ValueError("a Job of that name exists and is not this workload's; delete or rename it")
+        same = (job.attempt, job.node) == (assignment.turn.attempt, assignment.node)
+        return job if same and not job.deleting else None
+
+    async def _show(self, assignment: Assignment, made: _Made) -> None:
+        """The status, the Event and the counters of a new Job. Where the workload is gone, its Job goes too."""
+        view, version = made.view, made.version
+        for _ in range(3):
+            if view is None:
+                view = await self._read(assignment)
+                if view is None:
+                    await delete_job(
+                        self._kube, assignment.namespace, assignment.job_name, made.job.uid, finished=False
                     )
-                )  # fmt: skip
-                return
-            else:
-                done.made[assignment.uid] = int(job["metadata"]["resourceVersion"])
-        now = time.time()
-        patch = status.assigned(view, assignment, now)
-        if patch is not None:
-            await write_status(self._kube, view, patch, resource_version=version)
+                    return
+                version = view.resource_version
+            patch = status.assigned(view, assignment, time.time())
+            if patch is None or view.status.get("jobName") == assignment.job_name:
+                return  # told already, by an earlier try or by its own workflow
+            if await write_status(self._kube, view, patch, resource_version=version) is not None:
+                break
+            view = None
+        else:
+            return
         _scheduled.add(1, {"strategy": assignment.strategy})
         if assignment.turn.attempt == 0:
-            _wait.record(max(0.0, now - view.created))
+            _wait.record(max(0.0, time.time() - view.created))
         self._events.record(
             regarding=reference(view),
             type="Normal",
@@ -128,23 +247,6 @@ class Placements:
             action="Place",
             note=f"Job {assignment.job_name} was created on node {assignment.node} ({assignment.strategy})",
         )
-
-    async def _settle(self, assignment: Assignment, done: CarriedOut) -> bool:
-        """Notes what is: this very turn's Job exists and is there to stay, or the assignment is stale."""
-        try:
-            raw = await self._kube.get(JOBS, assignment.job_name, assignment.namespace)
-        except NotFound:
-            raw = {}
-        job = job_view(raw)
-        if (
-            job is not None
-            and (job.workload_uid, job.attempt, job.node) == (assignment.uid, assignment.turn.attempt, assignment.node)
-            and not job.deleting
-        ):
-            done.made[assignment.uid] = job.resource_version
-            return True
-        done.stale.append(assignment.uid)
-        return False
 
     async def _withdraw(self, withdrawal: Withdrawal) -> None:
         await delete_job(self._kube, withdrawal.namespace, withdrawal.job_name, withdrawal.job_uid, finished=False)
@@ -178,21 +280,27 @@ class Placements:
             await self._kube.create(
                 JOBS, jobs.examination_manifest(view, self._cache.settings), view.namespace, dry_run=True
             )
-        except (Unavailable, Unauthorized):
+        except TRANSIENT:
             raise
         except NotFound:  # the namespace is going
             return
-        except (KubeError, ValueError) as refused:
+        except (Invalid, TooLarge, ValueError) as refused:
             done.rejected[view.uid] = view.generation
             told = Waiting(
                 view.uid, view.namespace, view.name, view.resource_version, "TemplateRefused",
-                f"spec.template was refused: {refused}",
+                f"spec.template was refused: {cut(refused)}",
             )  # fmt: skip
             patch = status.waiting(view, told, time.time())
             self._events.record(
                 regarding=reference(view), type="Warning", reason="TemplateRefused", action="Examine", note=told.message
             )
+        except KubeError as later:
+            # A quota that is used up, say: what a dry run cannot settle, the real creation will.
+            log.info("the dry run for %s/%s was inconclusive: %s", view.namespace, view.name, later)
+            done.accepted[view.uid] = view.generation
+            patch = status.accepted(view, time.time())
         else:
+            done.accepted[view.uid] = view.generation
             patch = status.accepted(view, time.time())
         if patch is not None:
             await write_status(self._kube, view, patch)
@@ -201,7 +309,8 @@ class Placements:
         view = self._cache.workloads.items.get(entry.uid)
         if view is None or view.resource_version != entry.resource_version:
             return
-        patch = status.waiting(view, entry, time.time())
+        strategy, _ = strategy_name(view.spec, view.namespace, self._cache.defaults) if view.spec else ("", "")
+        patch = status.waiting(view, entry, time.time(), strategy=strategy)
         if patch is None or status.same(view, patch):
             return
         if await write_status(self._kube, view, patch) is not None:

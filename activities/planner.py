@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 
 from opentelemetry import metrics
@@ -10,8 +11,13 @@ from temporalio import activity
 
 from activities.cache import ClusterCache, StaleCacheError
 from activities.signatures import DECIDE, DecideRequest, DecideResult, Versions
+from crds.settings import SETTINGS_NAMESPACE
+from kube.client import KubeClient
+from kube.resources import CONFIGMAPS
 from planning.model import Decision, Ledger, Snapshot
 from planning.placement import decide
+
+log = logging.getLogger(__name__)
 
 _meter = metrics.get_meter("berth.worker")
 _queued = _meter.create_gauge("berth_queue_depth", description="GPUWorkloads waiting for a place after the last round")
@@ -24,14 +30,16 @@ FRESH_WAIT = 2.0
 
 
 class Planner:
-    def __init__(self, cache: ClusterCache) -> None:
+    def __init__(self, cache: ClusterCache, kube: KubeClient) -> None:
         self._cache = cache
+        self._kube = kube
 
     @activity.defn(name=DECIDE)
     async def decide(self, request: DecideRequest) -> DecideResult:
         """Raises StaleCacheError while this worker has not seen what earlier decisions were based on."""
         missing = await self._cache.reach(request.at_least, BINDING_WAIT)
-        if missing:
+        restored = bool(missing) and await self._restored(missing)
+        if missing and not restored:
             raise StaleCacheError(
                 f"this worker's view of the cluster is older than an earlier decision's (waiting for {missing}); "
                 "it is tried again. If it lasts, look at the worker's log and /readyz: its watches bring nothing."
@@ -46,7 +54,15 @@ class Planner:
         _seconds.record(time.perf_counter() - began)
         _queued.set(decision.queued)
         _in_flight.set(len(request.ledger.in_flight) + len(decision.assignments) - len(decision.seen))
-        return DecideResult(decision, _binding(decision, snapshot, request.ledger), bool(behind))
+        return DecideResult(decision, _binding(decision, snapshot, request.ledger), bool(behind), restored)
+
+    async def _restored(self, missing: Versions) -> bool:
+        """Whether the API server itself is older than what was seen of it: etcd was restored from a backup."""
+        _, version = await self._kube.list(CONFIGMAPS, SETTINGS_NAMESPACE, label_selector="berth-version-probe")
+        if version >= max(missing.values()):
+            return False
+        log.warning("the cluster is at version %d, but %s was seen before: it was restored", version, missing)
+        return True
 
 
 def _binding(decision: Decision, snapshot: Snapshot, ledger: Ledger) -> Versions:

@@ -45,11 +45,13 @@ class DecideResult:
     """`versions`: what the planner's cache had seen, binding for every later decision.
 
     `behind`: the cache had not caught up with `fresh` in time, so the round may have missed the news.
+    `restored`: the API server itself is older than `at_least`: its data was restored, and old versions mean nothing.
     """
 
     decision: Decision
     versions: Versions
     behind: bool = False
+    restored: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class CarriedOut:
     made: dict[str, int] = field(default_factory=dict)  # the Job's resourceVersion, by workload UID
     stale: list[str] = field(default_factory=list)  # changed or gone meanwhile, no Job was made: decide again
     refused: list[Verdict] = field(default_factory=list)  # the API server refused the Job
+    accepted: dict[str, int] = field(default_factory=dict)  # template taken in a dry run, by UID -> generation
     rejected: dict[str, int] = field(default_factory=dict)  # template refused in a dry run, by UID -> generation
 
 

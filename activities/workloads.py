@@ -28,7 +28,7 @@ from workflows.messages import PlacementState, Requeue, placement_attributes, pl
 
 CATCH_UP = 3.0
 # Deletion waits for pods to go; a lost poke should not make it wait for the next sweep.
-LOOK_AGAIN = 5.0
+LOOK_AGAIN = 30.0
 
 _meter = metrics.get_meter("berth.worker")
 _failed = _meter.create_counter("warp_gpuworkload_failed", description="Failures of GPUWorkloads, by reason")
@@ -67,8 +67,9 @@ class Workloads:
         finally:
             _seconds.record(time.perf_counter() - began, {"result": result})
 
-    async def _look(self, request: FollowRequest) -> Followed:
-        view, jobs = await self._workload(request.ref.uid, request.ref.namespace, request.ref.name)
+    async def _look(self, request: FollowRequest, *, anew: bool = False) -> Followed:
+        """`anew`: read the workload from the API server, because the cache was seen to be behind."""
+        view, jobs = await self._workload(request.ref.uid, request.ref.namespace, request.ref.name, anew=anew)
         verdict = request.verdict
         if verdict is not None and view is not None and view.generation > verdict.generation > 0:
             # The spec was edited since: whatever the verdict was about is no more. Back to the queue, uncounted.
@@ -84,17 +85,21 @@ class Workloads:
             failure=await self._failure(newest) if newest and newest.finished == "Failed" else None,
         )
         step = next_step(seen, request.turn, verdict, request.jitter)
-        return await self._carry_out(step, view, request)
+        return await self._carry_out(step, view, request, anew=anew)
 
-    async def _carry_out(self, step: Step, view: WorkloadView | None, request: FollowRequest) -> Followed:
+    async def _carry_out(
+        self, step: Step, view: WorkloadView | None, request: FollowRequest, *, anew: bool
+    ) -> Followed:
         namespace = request.ref.namespace
         raw: dict[str, Any] | None = None
         patch = status.project(view, step, time.time()) if view is not None else None
         if view is not None and patch is not None and not status.same(view, patch):
             raw = await write_status(self._kube, view, patch)
             if raw is None:
-                # Somebody wrote meanwhile; the cache will show it. Nothing was lost: look again at once.
-                return Followed("wait", view.phase, step.message, request.turn, 0.2, step.node)
+                # Somebody wrote meanwhile: decide again on what is there now.
+                if not anew:
+                    return await self._look(request, anew=True)
+                return Followed("wait", view.phase, step.message, request.turn, 2.0, step.node)
             self._tell(step, view)
         match step.kind:
             case "follow":
@@ -105,14 +110,17 @@ class Workloads:
                 return Followed("wait", step.phase, step.message, step.turn, node=step.node)
             case "queued":
                 await self._delete(step, namespace, request.ref.uid)
+                if request.turn.attempt > 0:
+                    # Should the ledger have lost count (somebody ended it), it must not begin at 0 again.
+                    await self._requeue(request.ref.uid, request.turn, "default")
                 return Followed("wait", view.phase if view else "", step.message, request.turn)
             case "retry" | "again" | "suspend":
                 # The Jobs go only after the ledger knows the next turn (hand_back), lest it give this turn again.
                 return Followed("retry", step.phase, step.message, step.turn, step.delay)
             case "finish":
                 await self._delete(step, namespace, request.ref.uid)
-                if view is not None:
-                    await remove_finalizer(self._kube, view, raw)
+                if view is not None and not await remove_finalizer(self._kube, view, raw):
+                    return Followed("wait", step.phase, step.message, step.turn, 2.0, step.node)
                 return Followed("end", step.phase, step.message, step.turn, node=step.node)
             case "tear_down":
                 await self._delete(step, namespace, request.ref.uid)
@@ -126,26 +134,31 @@ class Workloads:
     @activity.defn(name=HAND_BACK)
     async def hand_back(self, back: HandBack) -> None:
         """The ledger hears of the next turn first; only then may the old Jobs go."""
-        await self._temporal.start_workflow(
-            "Placement",
-            PlacementState(pool=back.pool),
-            id=placement_id(back.pool),
-            task_queue=TASK_QUEUE,
-            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
-            search_attributes=placement_attributes(back.pool),
-            static_summary=f"Placement ledger of pool {back.pool}",
-            start_signal="requeue",
-            start_signal_args=[Requeue(back.ref.uid, back.turn)],
-        )
+        await self._requeue(back.ref.uid, back.turn, back.pool)
         for job in self._cache.jobs_of(back.ref.uid):
             if job.attempt < back.turn.attempt:
                 await delete_job(self._kube, job.namespace, job.name, job.uid, finished=bool(job.finished))
 
-    async def _workload(self, uid: str, namespace: str, name: str) -> tuple[WorkloadView | None, tuple[JobView, ...]]:
+    async def _requeue(self, uid: str, turn: Turn, pool: str) -> None:
+        await self._temporal.start_workflow(
+            "Placement",
+            PlacementState(pool=pool),
+            id=placement_id(pool),
+            task_queue=TASK_QUEUE,
+            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+            search_attributes=placement_attributes(pool),
+            static_summary=f"Placement ledger of pool {pool}",
+            start_signal="requeue",
+            start_signal_args=[Requeue(uid, turn)],
+        )
+
+    async def _workload(
+        self, uid: str, namespace: str, name: str, *, anew: bool
+    ) -> tuple[WorkloadView | None, tuple[JobView, ...]]:
         """The workload and its Jobs from the cache; before it counts as gone, the API server is asked."""
         jobs = self._cache.jobs_of(uid)
         view = self._cache.workloads.items.get(uid)
-        if view is not None or not name:
+        if not name or (view is not None and not anew):
             return view, jobs
         try:
             raw = await self._kube.get(GPUWORKLOADS, name, namespace)

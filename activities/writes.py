@@ -59,8 +59,17 @@ async def add_finalizer(kube: KubeClient, view: WorkloadView) -> int | None:
         }
         raw = await kube.apply(GPUWORKLOADS, view.name, view.namespace, body, field_manager=FINALIZER_MANAGER)
         return int(raw["metadata"]["resourceVersion"])
-    except (Conflict, NotFound, Invalid):
-        return None  # Invalid: no finalizer may be added to what is being deleted
+    except (Conflict, NotFound):
+        return None
+    except Invalid:
+        # No finalizer may be added to what is being deleted; anything else is a refusal that somebody must hear of.
+        try:
+            raw = await kube.get(GPUWORKLOADS, view.name, view.namespace)
+        except NotFound:
+            return None
+        if raw["metadata"]["uid"] != view.uid or "deletionTimestamp" in raw["metadata"]:
+            return None
+        raise
 
 
 async def remove_finalizer(kube: KubeClient, view: WorkloadView, raw: Mapping[str, Any] | None = None) -> bool:

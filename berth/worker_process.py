@@ -85,7 +85,7 @@ def build_worker(temporal: Client, cache: ClusterCache, kube: KubeClient, events
     """Unsandboxed: the sandbox doubles the CPU and memory of every fresh workflow. The replay tests run inside it, so
     what it would catch is caught there.
     """
-    planner = Planner(cache)
+    planner = Planner(cache, kube)
     placements = Placements(cache, kube, temporal, events)
     workloads = Workloads(cache, kube, temporal, events)
     return Worker(

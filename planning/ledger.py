@@ -12,39 +12,34 @@ from dataclasses import replace
 from planning.model import Decision, Ledger, Turn, Verdict
 
 
-def after_deciding(ledger: Ledger, decision: Decision, asked: Ledger) -> Ledger:
+def after_deciding(ledger: Ledger, decision: Decision) -> Ledger:
     """The ledger once `decision` stands: visible promises dropped, new ones taken, withdrawn ones given a next turn.
 
-    `asked` is the ledger that the decision was made on: a turn that came back while it was being made stays. So does
-    one that came back for a later Job than the promised one that was seen: it is still to be placed.
+    A workload's turn stays until the workload is gone: should its Job vanish, the next one must not begin at 0 again.
     """
-    in_flight, turns = dict(ledger.in_flight), dict(ledger.turns)
-    held, rejected, made = dict(ledger.held), dict(ledger.rejected), dict(ledger.made)
+    in_flight, turns, held = dict(ledger.in_flight), dict(ledger.turns), dict(ledger.held)
+    accepted, rejected, made = dict(ledger.accepted), dict(ledger.rejected), dict(ledger.made)
     for uid in decision.seen:
+        in_flight.pop(uid, None)
         made.pop(uid, None)
-        promise, turn = in_flight.pop(uid, None), turns.get(uid)
-        over = promise is None or turn is None or turn.attempt <= promise.turn.attempt
-        if over and turn == asked.turns.get(uid):
-            turns.pop(uid, None)
     for uid in decision.forget:
-        for facts in (in_flight, turns, held, rejected, made):
+        for facts in (in_flight, turns, held, accepted, rejected, made):
             facts.pop(uid, None)
     for withdrawal in decision.withdrawals:
         turns[withdrawal.uid] = later(turns.get(withdrawal.uid), withdrawal.next_turn)
     for verdict in decision.verdicts:
-        turns.pop(verdict.uid, None)
         held[verdict.uid] = verdict.turn
     for assignment in decision.assignments:
         in_flight[assignment.uid] = assignment
-        rejected.pop(assignment.uid, None)
         made.pop(assignment.uid, None)
-    return Ledger(in_flight, turns, held, rejected, made)
+    return Ledger(in_flight, turns, held, accepted, rejected, made)
 
 
 def after_carrying_out(
     ledger: Ledger,
     stale: Iterable[str],
     refused: Iterable[Verdict],
+    accepted: Mapping[str, int],
     rejected: Mapping[str, int],
     made: Mapping[str, int],
 ) -> Ledger:
@@ -52,21 +47,23 @@ def after_carrying_out(
 
     `made`: the resourceVersions of the Jobs that were created, by workload UID.
     """
-    in_flight, turns, held = dict(ledger.in_flight), dict(ledger.turns), dict(ledger.held)
+    in_flight, held = dict(ledger.in_flight), dict(ledger.held)
     for uid in stale:
         in_flight.pop(uid, None)
     for verdict in refused:
         in_flight.pop(verdict.uid, None)
-        turns.pop(verdict.uid, None)
         held[verdict.uid] = verdict.turn
     known = {uid: version for uid, version in {**ledger.made, **made}.items() if uid in in_flight}
-    return Ledger(in_flight, turns, held, {**ledger.rejected, **rejected}, known)
+    return Ledger(
+        in_flight, ledger.turns, held, {**ledger.accepted, **accepted}, {**ledger.rejected, **rejected}, known
+    )
 
 
 def after_requeue(ledger: Ledger, uid: str, turn: Turn) -> Ledger:
     """The ledger once a workload came back for `turn`. A doubled or late signal never lowers its attempt number."""
     turn = later(ledger.turns.get(uid), turn)
-    held = {u: attempt for u, attempt in ledger.held.items() if u != uid}
+    # A doubled signal about an older turn does not release a verdict about this one.
+    held = {u: about for u, about in ledger.held.items() if u != uid or about.attempt >= turn.attempt}
     return replace(ledger, turns={**ledger.turns, uid: turn}, held=held)
 
 

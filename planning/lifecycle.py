@@ -106,6 +106,7 @@ class _Case:
     """One look with the questions that most rules ask answered."""
 
     seen: Observation
+    turn: Turn
     jitter: float
     policy: RetryPolicy
     refs: tuple[JobRef, ...] = field(default=())
@@ -125,7 +126,7 @@ def next_step(observation: Observation, turn: Turn, verdict: Verdict | None, jit
     if workload.deleting:
         return _tear_down(observation, workload, turn, refs)
 
-    case = _Case(observation, jitter, workload.spec.retry_policy if workload.spec else RetryPolicy(), refs)
+    case = _Case(observation, turn, jitter, workload.spec.retry_policy if workload.spec else RetryPolicy(), refs)
     newest = max(observation.jobs, key=lambda job: (job.attempt, job.created, job.name), default=None)
     if newest is not None and newest.finished == "Complete":
         return _of(newest, "finish", case, phase="Succeeded", reason="Completed", message=_done(newest), delete=refs)
@@ -134,8 +135,12 @@ def next_step(observation: Observation, turn: Turn, verdict: Verdict | None, jit
         counted = Turn(verdict.turn.attempt, max(verdict.turn.retries, turn.retries))
         return _count(case, counted, verdict.reason, verdict.message, Step("retry", counted))
     if newest is None:
+        if verdict is not None and verdict.turn.attempt < turn.attempt:
+            # The ledger judged a turn that is over: it lost count. Told the turn, it looks anew.
+            return Step("again", turn, phase="Scheduling", reason="Queued", message="back in the queue for a place")
         return Step("queued", turn, reason="Queued", message="in the queue for a place")
-    if newest.attempt < turn.attempt:
+    # An older Job that goes on is one that the ledger made after it lost count; it is as good as any.
+    if newest.attempt < turn.attempt and (newest.finished or newest.deleting):
         return Step(
             "queued", turn, phase="Scheduling", reason="WaitingForPods", delete=refs,
             message=f"waiting for the pods of Job {newest.name} to go",
@@ -148,7 +153,7 @@ def next_step(observation: Observation, turn: Turn, verdict: Verdict | None, jit
     if workload.spec is not None and workload.spec.suspend:
         return replace(
             _of(newest, "suspend", case, phase="Pending", reason="Suspended", delete=refs),
-            turn=Turn(newest.attempt + 1, newest.retries),
+            turn=_after(newest, case),
             message=f"suspended; Job {newest.name} is taken back from node {newest.node}",
         )
     return _follow(case, workload, newest)
@@ -222,7 +227,7 @@ def _count(case: _Case, turn: Turn, reason: str, cause: str, base: Step) -> Step
 
 def _again(job: JobView, case: _Case, reason: str, message: str) -> Step:
     step = _of(job, "again", case, phase="Scheduling", reason=reason, message=message, delete=case.refs)
-    return replace(step, turn=Turn(job.attempt + 1, job.retries))
+    return replace(step, turn=_after(job, case))
 
 
 def _follow(case: _Case, workload: WorkloadView, job: JobView) -> Step:
@@ -262,10 +267,16 @@ def _of(
 ) -> Step:  # fmt: skip
     """A step about this Job, with all that the status tells of it."""
     return Step(
-        kind, Turn(job.attempt, job.retries), phase=phase, reason=reason, message=message, delete=delete,
+        kind, Turn(job.attempt, max(job.retries, case.turn.retries)),
+        phase=phase, reason=reason, message=message, delete=delete,
         job_name=job.name, node=job.node, strategy=job.strategy, created=job.created, started=job.started,
         finished_at=(job.finished_at or case.seen.now) if job.finished else None,
     )  # fmt: skip
+
+
+def _after(job: JobView, case: _Case) -> Turn:
+    """The turn after this Job where no failure is counted; neither number ever goes back."""
+    return Turn(max(job.attempt + 1, case.turn.attempt), max(job.retries, case.turn.retries))
 
 
 def _done(job: JobView) -> str:

@@ -167,8 +167,9 @@ class Ledger:
     """The placement ledger's durable state, passed to every decision; all else is read from the cluster.
 
     in_flight: promises whose Job the planner's cache may not show yet, by workload UID.
-    turns: the next turn of workloads that came back (0/0 for all others).
+    turns: the present or next turn of workloads that came back (0/0 for all others), until they are gone.
     held: workloads handed to their own workflow with a verdict and not back yet -> the turn it was about.
+    accepted: workloads whose template the API server took in a dry run -> the generation it took.
     rejected: workloads whose template the API server refused in a dry run -> the generation it refused.
     made: the resourceVersion that an in-flight promise's Job was created with, once it is known to be: a cache that
     has seen that version and shows no such Job tells that the Job came and went, and the promise with it.
@@ -177,6 +178,7 @@ class Ledger:
     in_flight: dict[str, Assignment] = field(default_factory=dict)
     turns: dict[str, Turn] = field(default_factory=dict)
     held: dict[str, Turn] = field(default_factory=dict)
+    accepted: dict[str, int] = field(default_factory=dict)
     rejected: dict[str, int] = field(default_factory=dict)
     made: dict[str, int] = field(default_factory=dict)
 

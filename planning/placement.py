@@ -17,7 +17,7 @@ from planning.capacity import Belongings, Room, room, standing
 from planning.filters import Constraints, Shape, able_when_empty, explain_never, explain_now, refusal
 from planning.jobs import refusal as spec_refusal
 from planning.jobs import shape_of
-from planning.lifecycle import NO_SUITABLE_NODE
+from planning.lifecycle import JOB_REFUSED, NO_SUITABLE_NODE
 from planning.model import (
     Assignment,
     Decision,
@@ -50,6 +50,10 @@ _BUDGET = 384 * 1024
 # A Job without a pod has not lost its place to anybody: the Job controller is behind, or something refuses its pods. It
 # is given this many bind deadlines before it is taken back.
 _WITHOUT_POD = 4
+_PODLESS = (
+    "no pod could be created for its Jobs: a quota, the namespace's PodSecurity level or a webhook refuses them "
+    "(`kubectl get events` of the namespace names it)"
+)
 _ENTRY = 448
 
 
@@ -74,6 +78,7 @@ class _Queued:
     turn: Turn
     shape: Shape
     strategy: Strategy
+    limit: int  # retries that the workload allows
 
 
 @dataclass(slots=True)
@@ -167,6 +172,8 @@ def decide(snapshot: Snapshot, ledger: Ledger, settings: Settings, *, limit: int
             queued += 1
             left_over = len(jobs) + len(mine.pods.get((view.namespace, view.uid), ()))
             found = _wait(view, WAITING_FOR_PODS, f"waiting for the previous Job and its pods to go ({left_over} left)")
+        if found.reason == UNKNOWN_STRATEGY:
+            queued += 1  # the default may be repaired, and nobody pokes for a namespace or the settings
         if found.reason == status.EXAMINING:
             entries = decision.examine
         elif status.shows(view, found.reason):
@@ -184,6 +191,14 @@ def decide(snapshot: Snapshot, ledger: Ledger, settings: Settings, *, limit: int
             more, queued = True, queued + len(queue) - index
             break
         shape, view = wish.shape, wish.view
+        if wish.turn.retries > wish.limit:
+            if budget.pays(_PODLESS):
+                decision.verdicts.append(
+                    Verdict(view.uid, view.namespace, view.name, wish.turn, JOB_REFUSED, _PODLESS, view.generation)
+                )
+            else:
+                more = True
+            continue
         fitting = [] if shape in floor.full else floor.fitting(shape)
         if fitting:
             request = Request(view.uid, view.namespace, view.name, shape.requests)
@@ -250,9 +265,9 @@ def _examine(
     if spec.template is not None:
         if ledger.rejected.get(view.uid) == view.generation:
             return _wait(view, TEMPLATE_REFUSED, "the API server refused spec.template in a dry run; edit the spec")
-        if not status.is_accepted(view):
+        if ledger.accepted.get(view.uid) != view.generation:
             return _wait(view, status.EXAMINING, "the template is being checked by a dry run")
-    return _Queued(view, turn, shape_of(spec, settings), strategy)
+    return _Queued(view, turn, shape_of(spec, settings), strategy, spec.retry_policy.max_retries)
 
 
 def _order(wish: _Queued) -> tuple[int, float, str, str]:
@@ -279,11 +294,6 @@ def _assignment(wish: _Queued, node: str) -> Assignment:
         strategy=wish.strategy.name,
         job_name=job_name(view.name, view.uid, turn.attempt),
     )
-
-
-def _verdict(wish: _Queued, message: str) -> Verdict:
-    view = wish.view
-    return Verdict(view.uid, view.namespace, view.name, wish.turn, NO_SUITABLE_NODE, message, view.generation)
 
 
 def _unbound(snapshot: Snapshot, mine: Belongings) -> list[JobView]:
@@ -320,7 +330,8 @@ def _withdrawals(snapshot: Snapshot, mine: Belongings, settings: Settings) -> li
                 name=living[job.workload_uid].name,
                 job_name=job.name,
                 job_uid=job.uid,
-                next_turn=Turn(job.attempt + 1, job.retries),
+                # Without a pod nobody took the place: something refuses its pods, and that counts as a failure.
+                next_turn=Turn(job.attempt + 1, job.retries + (0 if pods else 1)),
                 message=f"{message} ({why}); it is placed anew" if why else f"{message}; it is placed anew",
             )
         )
@@ -337,30 +348,21 @@ def _patience(pods: list[PodView], settings: Settings) -> float:
 
 
 def _seen(snapshot: Snapshot, ledger: Ledger, promised: Mapping[str, Assignment]) -> list[str]:
-    """Promises whose Job is visible, or came and went; and turns that a visible Job has reached, nothing in flight.
-
-    A turn beyond the Job that is visible stays: the workload came back and waits for that Job to go.
-    """
-    seen = [uid for uid in ledger.in_flight if uid not in promised]
-    newest: dict[str, int] = {}
-    for job in snapshot.jobs:
-        newest[job.workload_uid] = max(newest.get(job.workload_uid, -1), job.attempt)
-    seen += [
-        uid for uid, turn in ledger.turns.items() if uid not in ledger.in_flight and newest.get(uid, -1) >= turn.attempt
-    ]
-    return seen
+    """Promises whose Job is visible, or came and went."""
+    return [uid for uid in ledger.in_flight if uid not in promised]
 
 
 def _forget(snapshot: Snapshot, ledger: Ledger) -> list[str]:
     """Workloads of the ledger that are gone or ended.
 
-    Safe for promises too: a Job is created only after the workload has berth's finalizer, and that goes only when the
-    teardown has found neither Job nor pod. Should somebody remove the finalizer by force, an unfinished Job that is
-    still visible keeps its promise.
+    A promise goes with them only when no Job of it can be there unseen: a Job is created only after the workload has
+    berth's finalizer, and that goes only when the teardown has found neither Job nor pod; and a Job that is known to be
+    made must be known to be gone.
     """
     alive = {view.uid for view in snapshot.workloads if not view.finished}
-    gone = {*ledger.in_flight, *ledger.turns, *ledger.held, *ledger.rejected} - alive
-    held_up = {job.workload_uid for job in snapshot.jobs if not job.finished and job.workload_uid in gone}
+    gone = {*ledger.in_flight, *ledger.turns, *ledger.held, *ledger.accepted, *ledger.rejected} - alive
+    unseen = {uid for uid, version in ledger.made.items() if version > snapshot.jobs_version}
+    held_up = unseen | {job.workload_uid for job in snapshot.jobs if not job.finished and job.workload_uid in gone}
     return sorted(gone - held_up)
 
 

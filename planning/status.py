@@ -121,12 +121,6 @@ def shows(view: WorkloadView, reason: str) -> bool:
     return condition(view, "Scheduled").get("reason") == reason
 
 
-def is_accepted(view: WorkloadView) -> bool:
-    """Whether the Accepted condition is True for the workload's present generation."""
-    found = condition(view, "Accepted")
-    return found.get("status") == "True" and found.get("observedGeneration") == view.generation
-
-
 def condition(view: WorkloadView, kind: str) -> Mapping[str, Any]:
     """The condition of that type as the status shows it, or an empty mapping."""
     conditions = view.status.get("conditions")

@@ -10,16 +10,18 @@ from __future__ import annotations
 from datetime import timedelta
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy, VersioningBehavior
+from temporalio.common import RetryPolicy, SearchAttributeUpdate, VersioningBehavior
+from temporalio.exceptions import ActivityError, is_cancelled_exception
 
 from activities.signatures import FOLLOW, HAND_BACK, Followed, FollowRequest, HandBack
 from planning.model import Verdict
-from workflows.messages import PHASE, Poke, WorkloadState
+from workflows.messages import NODE, PHASE, Poke, WorkloadState
 from workflows.placement import newest
 
 # A short call is repeated inside the workflow task for this long; after that Temporal's own timer takes over, so that
 # an API server that is away for minutes costs a few timers and not a row of workflow-task heartbeats.
 LOCAL_RETRY = timedelta(seconds=4)
+PATIENCE = timedelta(hours=1)
 RETRY = RetryPolicy(initial_interval=timedelta(milliseconds=200), maximum_interval=timedelta(seconds=30))
 
 
@@ -29,7 +31,8 @@ class GPUWorkload:
     def __init__(self, state: WorkloadState) -> None:
         self._state = state
         self._poked = True
-        self._phase = workflow.info().typed_search_attributes.get(PHASE) or ""
+        shown = workflow.info().typed_search_attributes
+        self._phase, self._node = shown.get(PHASE) or "", shown.get(NODE) or ""
 
     @workflow.signal(description="Something about this workload changed: look again")
     def poke(self, poke: Poke) -> None:
@@ -48,7 +51,11 @@ class GPUWorkload:
         while True:
             if workflow.info().is_continue_as_new_suggested():
                 workflow.continue_as_new(self._state)
-            followed = await self._look()
+            try:
+                followed = await self._look()
+            except ActivityError as failed:
+                self._give_up_on(failed)
+                continue
             self._show(followed)
             if followed.next == "end":
                 return followed.phase
@@ -59,7 +66,10 @@ class GPUWorkload:
                 self._state.due = due if self._state.due is None else min(due, self._state.due)
                 wait = self._state.due - workflow.time()
                 if wait <= 0:
-                    await self._hand_back(followed)
+                    try:
+                        await self._hand_back(followed)
+                    except ActivityError as failed:
+                        self._give_up_on(failed)
                     continue
             else:
                 self._state.due = None
@@ -67,8 +77,6 @@ class GPUWorkload:
 
     async def _look(self) -> Followed:
         self._poked = False
-        # A verdict about a turn that is over says nothing any more.
-        self._state.verdicts = [v for v in self._state.verdicts if v.turn.attempt >= self._state.turn.attempt]
         followed: Followed = await workflow.execute_local_activity(
             FOLLOW,
             FollowRequest(
@@ -79,7 +87,7 @@ class GPUWorkload:
                 verdict=self._state.verdicts[0] if self._state.verdicts else None,
             ),
             result_type=Followed,
-            schedule_to_close_timeout=timedelta(hours=24),
+            schedule_to_close_timeout=PATIENCE,
             start_to_close_timeout=timedelta(seconds=20),
             local_retry_threshold=LOCAL_RETRY,
             retry_policy=RETRY,
@@ -91,7 +99,7 @@ class GPUWorkload:
         await workflow.execute_local_activity(
             HAND_BACK,
             HandBack(self._state.ref, followed.turn),
-            schedule_to_close_timeout=timedelta(hours=24),
+            schedule_to_close_timeout=PATIENCE,
             start_to_close_timeout=timedelta(seconds=20),
             local_retry_threshold=LOCAL_RETRY,
             retry_policy=RETRY,
@@ -99,6 +107,14 @@ class GPUWorkload:
         )
         self._state.turn = followed.turn
         self._state.due = None
+        # Verdicts about turns that are over say nothing any more.
+        self._state.verdicts = [v for v in self._state.verdicts if v.turn.attempt >= followed.turn.attempt]
+
+    def _give_up_on(self, failed: ActivityError) -> None:
+        """An hour of tries is over: begin again, so that the history can be continued as new between two hours."""
+        if is_cancelled_exception(failed):
+            raise failed
+        workflow.set_current_details(f"**No answer for {PATIENCE}**: {failed.cause}; it is tried again")
 
     async def _sleep(self, seconds: float | None) -> None:
         if self._poked:
@@ -110,9 +126,15 @@ class GPUWorkload:
 
     def _show(self, followed: Followed) -> None:
         """Keep the Temporal UI telling: the phase as a search attribute, the sentence as current details."""
+        changed: list[SearchAttributeUpdate[str]] = []
         if followed.phase and followed.phase != self._phase:
             self._phase = followed.phase
-            workflow.upsert_search_attributes([PHASE.value_set(followed.phase)])
+            changed.append(PHASE.value_set(followed.phase))
+        if followed.node and followed.node != self._node:
+            self._node = followed.node
+            changed.append(NODE.value_set(followed.node))
+        if changed:
+            workflow.upsert_search_attributes(changed)
         where = f" on {followed.node}" if followed.node else ""
         workflow.set_current_details(
             f"**{followed.phase or 'Gone'}**{where}, attempt {followed.turn.attempt}, "

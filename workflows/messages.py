@@ -62,11 +62,14 @@ class Requeue:
 
 @dataclass
 class PlacementState:
-    """What the ledger carries over continue-as-new: its promises and how new its last look at the cluster was."""
+    """What the ledger carries over continue-as-new: its promises, how new its last look at the cluster was
+    (`versions`), and how new the news is that it has yet to look at (`fresh`).
+    """
 
     pool: str = "default"
     ledger: Ledger = field(default_factory=Ledger)
     versions: Versions = field(default_factory=dict)
+    fresh: Versions = field(default_factory=dict)
     rounds: int = 0
 
 

@@ -6,6 +6,7 @@ only when the planner has seen its Job. One round costs the same few events whet
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from datetime import timedelta
 
@@ -33,6 +34,8 @@ RECHECK = timedelta(seconds=60)
 CATCH_UP = timedelta(seconds=2)
 # Traces that wait for their workload's Job; beyond this new ones are not carried on.
 TRACES = 2000
+# Kinds whose changes concern the ledger even when nobody waits: a workload is new, or its Job vanished.
+WORKLOAD_NEWS = frozenset({"gpuworkloads", "jobs"})
 RETRY = RetryPolicy(initial_interval=timedelta(milliseconds=500), maximum_interval=timedelta(seconds=15))
 
 
@@ -47,25 +50,27 @@ class Placement:
     def __init__(self, state: PlacementState) -> None:
         self._state = state
         self._poked = True
-        self._fresh: Versions = {}
         self._last = Decision()
         self._behind = False
+        self._stale_rounds = 0
         self._in_round = False
         self._traces: dict[str, str] = {}
 
     @workflow.signal(description="Something changed in the cluster: look again")
     def poke(self, poke: Poke) -> None:
-        self._fresh = newest(self._fresh, poke.seen)
+        self._state.fresh = newest(self._state.fresh, poke.seen)
         if len(self._traces) < TRACES:
             self._traces.update(poke.traces)
         # Room that came free concerns only those who wait for it, and promises that wait to be seen.
-        if "gpuworkloads" in poke.seen or self._in_round or self._last.queued or self._state.ledger.in_flight:
+        waiting = self._in_round or self._last.queued or self._state.ledger.in_flight
+        if waiting or not poke.seen.keys().isdisjoint(WORKLOAD_NEWS):
             self._poked = True
 
     @workflow.signal(description="A workload comes back for its next turn")
     def requeue(self, back: Requeue) -> None:
-        self._poked = True
-        self._state.ledger = after_requeue(self._state.ledger, back.uid, back.turn)
+        known = self._state.ledger
+        self._state.ledger = after_requeue(known, back.uid, back.turn)
+        self._poked |= self._state.ledger != known
 
     @workflow.query(description="The ledger as it stands: promises in flight, turns, verdicts")
     def ledger(self) -> PlacementState:
@@ -76,24 +81,21 @@ class Placement:
         while not workflow.info().is_continue_as_new_suggested():
             wait = self._next_look()
             if not self._poked:
-                try:
-                    await workflow.wait_condition(lambda: self._poked, timeout=wait)
-                except TimeoutError:
-                    self._poked = True
+                with contextlib.suppress(TimeoutError):
+                    await workflow.wait_condition(self._awake, timeout=wait)
             self._in_round = True
             await self._round()
             self._in_round = False
-        # Signals that arrived during the last round are in the state already: their handlers never wait.
+        # Signals that arrived during the last round are in the state already, for their handlers never wait.
         workflow.continue_as_new(self._state)
 
     async def _round(self) -> None:
         self._poked = False
-        fresh, self._fresh = self._fresh, {}
-        asked = self._state.ledger
+        fresh, self._state.fresh = self._state.fresh, {}
         result = await workflow.execute_activity(
             DECIDE,
             DecideRequest(
-                ledger=asked,
+                ledger=self._state.ledger,
                 fresh=fresh,
                 at_least=self._state.versions,
                 limit=ROUND_LIMIT,
@@ -105,14 +107,15 @@ class Placement:
             summary="decide",
         )
         decision = result.decision
-        self._state.versions = newest(self._state.versions, result.versions)
+        # After a restore the cluster's versions begin anew; those of its former life bind nobody.
+        self._state.versions = result.versions if result.restored else newest(self._state.versions, result.versions)
         # The promise is in this history before anything is written for it: a crash from here on cannot forget it.
-        self._state.ledger = after_deciding(self._state.ledger, decision, asked)
+        self._state.ledger = after_deciding(self._state.ledger, decision)
         self._state.rounds += 1
         self._last = decision
         self._behind = result.behind
         if result.behind:
-            self._fresh = newest(self._fresh, fresh)
+            self._state.fresh = newest(self._state.fresh, fresh)
         if decision.assignments or decision.waiting or decision.examine or decision.verdicts or decision.withdrawals:
             done = await workflow.execute_activity(
                 CARRY_OUT,
@@ -127,17 +130,25 @@ class Placement:
                 summary=f"{len(decision.assignments)} placed, {len(decision.withdrawals)} withdrawn",
             )
             self._state.ledger = after_carrying_out(
-                self._state.ledger, done.stale, done.refused, done.rejected, done.made
+                self._state.ledger, done.stale, done.refused, done.accepted, done.rejected, done.made
             )
-            if done.stale or decision.examine:
-                self._poked = True
+            # Whoever changed a workload pokes for it; the rest is a cache that is behind, and gets longer and longer.
+            self._stale_rounds = self._stale_rounds + 1 if done.stale and not done.made else 0
+            self._behind |= bool(done.stale)
+            self._poked |= bool(decision.examine)
+        for uid in decision.forget:
+            self._traces.pop(uid, None)
         if decision.more:
             self._poked = True
         self._describe()
 
+    def _awake(self) -> bool:
+        # Signals that wake nobody still make the history longer.
+        return self._poked or workflow.info().is_continue_as_new_suggested()
+
     def _next_look(self) -> timedelta | None:
         """How long to sleep when nobody pokes: until the next bind deadline, or a minute while somebody waits."""
-        waits = [CATCH_UP] if self._behind else []
+        waits = [CATCH_UP * 2 ** min(self._stale_rounds, 4)] if self._behind else []
         if self._last.wake_after is not None:
             waits.append(timedelta(seconds=max(1.0, self._last.wake_after)))
         if self._last.queued or self._state.ledger.in_flight:

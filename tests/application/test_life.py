@@ -6,14 +6,16 @@ import asyncio
 
 import pytest
 
-from kube.client import KubeClient
+from kube.client import KubeClient, Propagation
 from kube.errors import Forbidden, Invalid, KubeError
-from kube.resources import GPUWORKLOADS, NODES, PODS, Resource
+from kube.resources import GPUWORKLOADS, JOBS, NODES, PODS, Resource
+from planning.naming import job_name
 from tests.application.tenant import Tenant, condition, eventually
 
 pytestmark = pytest.mark.stack
 
 SECRETS = Resource("", "v1", "secrets", "Secret", namespaced=True)
+QUOTAS = Resource("", "v1", "resourcequotas", "ResourceQuota", namespaced=True)
 
 
 async def test_apply_to_finished_costs_at_most_twelve_events(tenant: Tenant) -> None:
@@ -190,18 +192,12 @@ async def test_a_node_that_is_merely_not_ready_is_waited_for_and_says_so(tenant:
     node = await tenant.node("a", 1)
     await tenant.apply("w", run="30s")
     await tenant.until("w", phase="Running")
-    # kwok renews the lease and the status of nodes it manages; without the annotation it lets go.
-    await tenant.kube.merge_patch(NODES, node, None, {"metadata": {"annotations": {"kwok.x-k8s.io/node": None}}})
+    label = {"metadata": {"labels": {"gpu.warp.dev/simulated-failure": "true"}}}
+    await tenant.kube.merge_patch(NODES, node, None, label)
     raw = await tenant.get("w")
 
     async def told() -> bool:
         nonlocal raw
-        condition_now = {
-            "type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown",
-            "lastHeartbeatTime": "2026-01-01T00:00:00Z", "lastTransitionTime": "2026-01-01T00:00:00Z",
-        }  # fmt: skip
-        body = {"status": {"conditions": [condition_now]}}
-        await tenant.kube.merge_patch(NODES, node, None, body, subresource="status")
         raw = await tenant.get("w")
         return condition(raw, "Running").get("reason") == "NodeNotReady"
 
@@ -376,3 +372,69 @@ async def test_berths_identities_may_do_nothing_else(tenant: Tenant) -> None:
                     {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": {"containers": []}},
                     tenant.namespace,
                 )
+
+
+@pytest.mark.parametrize("cascade", ["Background", "Foreground"])
+async def test_a_job_deleted_by_hand_is_replaced_and_no_turn_is_repeated(tenant: Tenant, cascade: Propagation) -> None:
+    await tenant.node("a", 1)
+    await tenant.apply("w", run="300s")
+    await tenant.until("w", phase="Running", attempt=0)
+    await tenant.evict()
+    await tenant.until("w", phase="Running", attempt=1, seconds=60)
+    (job,) = await tenant.jobs()
+    await tenant.kube.delete(JOBS, job["metadata"]["name"], tenant.namespace, propagation=cascade)
+
+    async def replaced() -> bool:
+        jobs = await tenant.jobs()
+        return bool(jobs) and all(
+            j["metadata"]["uid"] != job["metadata"]["uid"] and j.get("status", {}).get("ready") for j in jobs
+        )
+
+    await eventually(replaced, 60, lambda: "no new Job runs")
+    (again,) = await tenant.jobs()
+    assert int(again["metadata"]["labels"]["gpu.warp.dev/attempt"]) >= 1, "the ledger has not lost count"
+    status = (await tenant.until("w", phase="Running"))["status"]
+    assert status["retryCount"] == 0
+    assert status["jobName"] == again["metadata"]["name"]
+
+
+async def test_a_name_that_somebody_elses_job_has_is_told(tenant: Tenant) -> None:
+    await tenant.node("a", 1)
+    await tenant.apply("w", suspend=True, retryPolicy={"maxRetries": 1, "backoffSeconds": 1})
+    raw = await tenant.until("w", phase="Pending")
+    body = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": job_name("w", raw["metadata"]["uid"], 0)},
+        "spec": {"template": {"spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}]}}},
+    }
+    await tenant.kube.create(JOBS, body, tenant.namespace)
+    await tenant.patch("w", suspend=False)
+    refused = await tenant.until("w", retryCount=1)
+    assert "not this workload's" in refused["status"]["message"]
+    await tenant.until("w", phase="Succeeded")  # the next Job has another number, and so another name
+
+
+async def test_pods_that_a_quota_refuses_cost_retries_and_hold_no_gpu_for_ever(tenant: Tenant) -> None:
+    await tenant.node("a", 1)
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
+    await tenant.kube.create(QUOTAS, quota, tenant.namespace)
+    await tenant.apply("w", retryPolicy={"maxRetries": 1, "backoffSeconds": 1})
+    failed = await tenant.until("w", phase="Failed", seconds=90)  # 4 bind deadlines a Job, two Jobs
+    assert "quota" in failed["status"]["message"]
+    await tenant.empty()
+
+
+async def test_five_hundred_that_fit_nowhere_are_told_and_hold_up_nobody(tenant: Tenant) -> None:
+    await tenant.node("a", 4)
+    policy = {"maxRetries": 1, "backoffSeconds": 300}
+    await asyncio.gather(*(tenant.apply(f"big-{i}", 8, retryPolicy=policy) for i in range(500)))
+    await tenant.apply("small", 1)
+    await tenant.until("small", phase="Succeeded", seconds=60)
+
+    async def told() -> bool:
+        items, _ = await tenant.kube.list(GPUWORKLOADS, tenant.namespace)
+        waiting = [i for i in items if condition(i, "Scheduled").get("reason") == "NoSuitableNode"]
+        return len(waiting) == 500
+
+    await eventually(told, 120, lambda: "not all 500 were told why")

@@ -108,7 +108,7 @@ class World:
     def decide(self, carry_out: bool = True) -> None:
         self.rounds += 1
         decision = decide(self.seen(), self.ledger, SETTINGS, limit=3, seed=self.rounds)
-        self.ledger = after_deciding(self.ledger, decision, self.ledger)
+        self.ledger = after_deciding(self.ledger, decision)
         for withdrawal in decision.withdrawals:
             self.delete_job(withdrawal.job_name)
         made, stale = {}, []
@@ -121,7 +121,7 @@ class World:
             new = replace(new, retries=assignment.turn.retries, requests=assignment.requests, created=self.now)
             self.put("jobs", new.name, new)
             made[assignment.uid] = self.version
-        self.ledger = after_carrying_out(self.ledger, stale, [], {}, made)
+        self.ledger = after_carrying_out(self.ledger, stale, [], {}, {}, made)
         for verdict in decision.verdicts:
             raise AssertionError(f"no request here is impossible, but {verdict}")
 

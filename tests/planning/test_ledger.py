@@ -15,35 +15,39 @@ def assignment(uid: str, turn: Turn | None = None) -> Assignment:
 
 def test_a_promise_stays_until_its_job_was_seen() -> None:
     asked = Ledger()
-    promised = after_deciding(asked, Decision(assignments=[assignment("a")]), asked)
+    promised = after_deciding(asked, Decision(assignments=[assignment("a")]))
     assert "a" in promised.in_flight
-    assert "a" in after_deciding(promised, Decision(), promised).in_flight
-    assert "a" not in after_deciding(promised, Decision(seen=["a"]), promised).in_flight
+    assert "a" in after_deciding(promised, Decision()).in_flight
+    assert "a" not in after_deciding(promised, Decision(seen=["a"])).in_flight
 
 
 def test_a_turn_that_comes_back_during_a_decision_is_not_forgotten_by_it() -> None:
     asked = Ledger(in_flight={"a": assignment("a")})
     crossing = after_requeue(asked, "a", Turn(1, 1))
-    assert after_deciding(crossing, Decision(seen=["a"]), asked).turns == {"a": Turn(1, 1)}
+    assert after_deciding(crossing, Decision(seen=["a"])).turns == {"a": Turn(1, 1)}
 
 
-def test_a_turn_is_forgotten_once_its_own_job_was_seen() -> None:
+def test_a_turn_stays_until_its_workload_is_gone() -> None:
+    """A Job that somebody deletes is followed by the same turn's Job, never by one of an older turn."""
     asked = Ledger(turns={"a": Turn(1, 1)}, in_flight={"a": assignment("a", Turn(1, 1))})
-    assert after_deciding(asked, Decision(seen=["a"]), asked) == Ledger()
+    seen = after_deciding(asked, Decision(seen=["a"]))
+    assert seen == Ledger(turns={"a": Turn(1, 1)})
+    assert after_deciding(seen, Decision(forget=["a"])) == Ledger()
 
 
 def test_a_withdrawal_never_lowers_what_a_crossing_signal_brought() -> None:
     asked = Ledger()
     crossing = after_requeue(asked, "a", Turn(5, 2))
     back = Withdrawal("a", "ns", "a", "a-0", "j", Turn(1, 0), "no place")
-    assert after_deciding(crossing, Decision(withdrawals=[back]), asked).turns["a"] == Turn(5, 2)
+    assert after_deciding(crossing, Decision(withdrawals=[back])).turns["a"] == Turn(5, 2)
 
 
 def test_a_refused_workload_is_held_until_it_comes_back() -> None:
     ledger = Ledger(in_flight={"a": assignment("a")}, turns={"a": Turn(2, 1)})
     refused = Verdict("a", "ns", "a", Turn(2, 1), "JobRefused", "no")
-    held = after_carrying_out(ledger, [], [refused], {}, {})
-    assert held == Ledger(held={"a": Turn(2, 1)})
+    held = after_carrying_out(ledger, [], [refused], {}, {}, {})
+    assert held == Ledger(held={"a": Turn(2, 1)}, turns={"a": Turn(2, 1)})
+    assert after_requeue(held, "a", Turn(2, 1)) == held, "a doubled signal about the turn before releases nothing"
     assert after_requeue(held, "a", Turn(3, 2)) == Ledger(turns={"a": Turn(3, 2)})
 
 
@@ -60,5 +64,5 @@ def test_later_is_commutative_and_never_goes_back(a: Turn, b: Turn) -> None:
 
 def test_a_turn_for_a_later_job_survives_the_sight_of_the_job_before() -> None:
     asked = Ledger(in_flight={"a": assignment("a")}, turns={"a": Turn(1, 1)})
-    after = after_deciding(asked, Decision(seen=["a"]), asked)
+    after = after_deciding(asked, Decision(seen=["a"]))
     assert after.in_flight == {} and after.turns == {"a": Turn(1, 1)}

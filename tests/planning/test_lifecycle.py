@@ -124,13 +124,23 @@ def test_a_verdict_costs_a_retry_with_its_reason() -> None:
 
 def test_a_verdict_is_void_once_its_turn_has_passed() -> None:
     verdict = Verdict("a", "ns", "a", Turn(1, 1), "NoSuitableNode", "x")
-    assert look(workload("a"), turn=Turn(2, 2), verdict=verdict).kind == "queued"
+    step = look(workload("a"), turn=Turn(2, 2), verdict=verdict)
+    assert (step.kind, step.turn, step.failure) == ("again", Turn(2, 2), ""), "the ledger is told the turn it forgot"
     assert look(workload("a"), job("a", "n", 1), turn=Turn(1, 1), verdict=verdict).kind == "follow"
     assert look(workload("a"), job("a", "n", 2), turn=Turn(1, 1), verdict=verdict).kind == "follow"
 
 
 def test_without_a_job_it_is_the_ledgers_turn() -> None:
     assert look(workload("a"), turn=Turn(1, 1), node=None).kind == "queued"
+
+
+def test_a_job_made_by_a_ledger_that_lost_count_is_followed_and_its_failure_counts_on() -> None:
+    lost_count = job("a", "n", 0)
+    assert look(workload("a"), lost_count, turn=Turn(2, 2)).kind == "follow"
+    suspended = look(workload("a", spec={"suspend": True}), lost_count, turn=Turn(2, 2))
+    assert suspended.turn == Turn(2, 2), "no turn ever goes back"
+    finished = look(workload("a"), replace(lost_count, finished="Complete"), turn=Turn(2, 2))
+    assert finished.phase == "Succeeded"
 
 
 def test_a_failure_that_was_handed_back_is_not_counted_again() -> None:
@@ -221,7 +231,7 @@ def test_every_state_has_a_step_that_keeps_the_rules(
     if step.kind == "follow":
         newest = max(jobs, key=lambda it: it.attempt)
         assert not newest.finished, "a finished Job is never merely followed"
-        assert newest.attempt >= turn.attempt
+        assert newest.attempt >= turn.attempt or not newest.deleting
     if step.kind == "tear_down":
         assert step.done == (not jobs)
     if view is not None and view.finished:

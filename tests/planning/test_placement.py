@@ -162,11 +162,16 @@ def test_a_template_is_examined_before_it_queues_and_queues_once_accepted() -> N
     view = workload("a", spec=TEMPLATE)
     decision = round_of(snapshot([node("n")], [view]))
     assert [entry.uid for entry in decision.examine] == ["a"] and not decision.assignments
+    ledger = Ledger(accepted={"a": 1})
+    assert placed(round_of(snapshot([node("n")], [view]), ledger)) == {"a": "n"}
+    assert len(round_of(snapshot([node("n")], [replace(view, generation=2)]), ledger).examine) == 1
+
+
+def test_a_status_that_somebody_wrote_does_not_spare_a_template_its_examination() -> None:
+    view = workload("a", spec=TEMPLATE)
     written = status.accepted(view, NOW)
     assert written is not None
-    assert placed(round_of(snapshot([node("n")], [replace(view, status=written)]))) == {"a": "n"}
-    edited = replace(view, status=written, generation=2)
-    assert len(round_of(snapshot([node("n")], [edited])).examine) == 1
+    assert not round_of(snapshot([node("n")], [replace(view, status=written)])).assignments
 
 
 def test_a_refused_template_waits_for_an_edit() -> None:
@@ -202,6 +207,20 @@ def test_a_job_whose_pod_ran_and_ended_is_not_withdrawn() -> None:
     never_made = replace(never_made, created=NOW - 120)
     (withdrawal,) = round_of(snapshot([node("n")], [workload("a")], jobs=[never_made])).withdrawals
     assert "no pod was created for it" in withdrawal.message
+    assert withdrawal.next_turn == Turn(1, 1), "something refuses its pods: that counts as a failure"
+
+
+def test_a_workload_whose_pods_are_refused_time_and_again_is_told_so() -> None:
+    decision = round_of(snapshot([node("n")], [workload("a")]), Ledger(turns={"a": Turn(4, 4)}))
+    assert not decision.assignments
+    (verdict,) = decision.verdicts
+    assert verdict.reason == "JobRefused" and "quota" in verdict.message
+
+
+def test_a_promise_is_not_forgotten_while_its_job_may_be_there_unseen() -> None:
+    ledger = Ledger(in_flight={"a": promise("a", "n")}, made={"a": 500})
+    assert round_of(snapshot([node("n")], [], jobs_version=490), ledger).forget == []
+    assert round_of(snapshot([node("n")], [], jobs_version=500), ledger).forget == ["a"]
 
 
 @given(st.floats(-1e9, 1e9))
@@ -220,7 +239,7 @@ def test_seen_and_forgotten() -> None:
     views = [workload(uid) for uid in ("a", "b", "t", "later")] + [workload("ended", status={"phase": "Failed"})]
     jobs = [job("a", "n"), job("t", "n", 1), job("later", "n", 4)]
     decision = round_of(snapshot([node("n")], views, jobs=jobs), ledger)
-    assert decision.seen == ["a", "t"] and decision.forget == ["dead", "ended", "gone"]
+    assert decision.seen == ["a"] and decision.forget == ["dead", "ended", "gone"]
 
 
 def test_what_is_gone_keeps_its_promise_while_its_job_is_there() -> None:
@@ -242,7 +261,7 @@ def test_withdrawing_and_seeing_in_one_round_keeps_the_next_turn() -> None:
     ledger = Ledger(in_flight={"a": promise("a", "n")})
     stuck = job("a", "n", created=NOW - 99)
     decision = round_of(snapshot([node("n")], [workload("a")], jobs=[stuck], pods=[pod("p", of=stuck)]), ledger)
-    assert after_deciding(ledger, decision, ledger) == Ledger(turns={"a": Turn(1, 0)})
+    assert after_deciding(ledger, decision) == Ledger(turns={"a": Turn(1, 0)})
 
 
 def candidate(name: str, free: int, *, cpu: int = 64_000, **labels: str) -> Candidate:

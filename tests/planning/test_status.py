@@ -114,7 +114,6 @@ def test_same_and_shows() -> None:
     assert status.same(view, valid(status.waiting(view, WAITING, NOW + 99)))
     assert status.shows(view, "WaitingForCapacity") and not status.shows(view, "WaitingForPods")
     assert not status.shows(replace(view, generation=2), "WaitingForCapacity")
-    assert status.is_accepted(view) and not status.is_accepted(replace(view, generation=2))
 
 
 def test_messages_are_cut() -> None:
