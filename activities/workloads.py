@@ -85,6 +85,9 @@ class Workloads:
             failure=await self._failure(newest) if newest and newest.finished == "Failed" else None,
         )
         step = next_step(seen, request.turn, verdict, request.jitter)
+        if step.kind == "queued" and not anew:
+            # Without a Job it may also have ended, in a look whose result was lost, and tombstones are not poked.
+            return await self._look(request, anew=True)
         return await self._carry_out(step, view, request, anew=anew)
 
     async def _carry_out(

@@ -145,9 +145,10 @@ def next_step(observation: Observation, turn: Turn, verdict: Verdict | None, jit
             "queued", turn, phase="Scheduling", reason="WaitingForPods", delete=refs,
             message=f"waiting for the pods of Job {newest.name} to go",
         )  # fmt: skip
-    if newest.finished:
+    if newest.finished and not newest.deleting:
         return _failed(case, newest)
     if newest.deleting:
+        # Also when it has failed meanwhile: taking a Job back kills its pod, and that is nobody's failure.
         message = f"Job {newest.name} was deleted before it finished; the workload goes back to the queue"
         return _again(newest, case, JOB_DELETED, message)
     if workload.spec is not None and workload.spec.suspend:

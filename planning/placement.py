@@ -47,9 +47,9 @@ WAITING_FOR_PODS = "WaitingForPods"
 # round. An entry's own size is its message and about this much for names and punctuation.
 _BUDGET = 384 * 1024
 
-# A Job without a pod has not lost its place to anybody: the Job controller is behind, or something refuses its pods. It
-# is given this many bind deadlines before it is taken back.
-_WITHOUT_POD = 4
+# A Job whose pod the kube-scheduler has not tried yet has lost its place to nobody: the Job controller or the scheduler
+# is behind, or something refuses its pods. It is given this many bind deadlines before it is taken back.
+_UNTRIED = 4
 _PODLESS = (
     "no pod could be created for its Jobs: a quota, the namespace's PodSecurity level or a webhook refuses them "
     "(`kubectl get events` of the namespace names it)"
@@ -344,7 +344,8 @@ def _pods_of(job: JobView, mine: Belongings) -> list[PodView]:
 
 def _patience(pods: list[PodView], settings: Settings) -> float:
     """Seconds from a Job's creation after which it is taken back if nothing of it is on a node."""
-    return float(settings.bind_deadline_seconds * (1 if pods else _WITHOUT_POD))
+    tried = any(pod.blocked for pod in pods)
+    return float(settings.bind_deadline_seconds * (1 if tried else _UNTRIED))
 
 
 def _seen(snapshot: Snapshot, ledger: Ledger, promised: Mapping[str, Assignment]) -> list[str]:

@@ -134,6 +134,11 @@ def test_without_a_job_it_is_the_ledgers_turn() -> None:
     assert look(workload("a"), turn=Turn(1, 1), node=None).kind == "queued"
 
 
+def test_a_job_that_was_taken_back_and_so_failed_costs_no_retry() -> None:
+    step = look(workload("a"), replace(failed(), deleting=True))
+    assert (step.kind, step.reason, step.failure) == ("again", "JobDeleted", "")
+
+
 def test_a_job_made_by_a_ledger_that_lost_count_is_followed_and_its_failure_counts_on() -> None:
     lost_count = job("a", "n", 0)
     assert look(workload("a"), lost_count, turn=Turn(2, 2)).kind == "follow"

@@ -199,6 +199,17 @@ def test_a_job_whose_pod_finds_no_place_in_time_is_withdrawn() -> None:
     assert not round_of(snapshot([node("n")], [workload("a")], jobs=[stuck], pods=[bound])).withdrawals
 
 
+def test_a_pod_that_the_scheduler_has_not_tried_yet_is_waited_for() -> None:
+    """A slow scheduler is no reason to take a Job back: on a busy cluster that only makes it busier."""
+    stuck = job("a", "n", created=NOW - 60)
+    untried = pod("p", of=stuck)
+    assert not round_of(snapshot([node("n")], [workload("a")], jobs=[stuck], pods=[untried])).withdrawals
+    (withdrawal,) = round_of(
+        snapshot([node("n")], [workload("a")], jobs=[replace(stuck, created=NOW - 120)], pods=[untried])
+    ).withdrawals
+    assert withdrawal.next_turn == Turn(1, 0)
+
+
 def test_a_job_whose_pod_ran_and_ended_is_not_withdrawn() -> None:
     ran = job("a", "n", created=NOW - 60, active=1)  # its pod has ended, its own end is not visible yet
     assert not round_of(snapshot([node("n")], [workload("a")], jobs=[ran])).withdrawals
@@ -260,7 +271,9 @@ def test_withdrawing_and_seeing_in_one_round_keeps_the_next_turn() -> None:
 
     ledger = Ledger(in_flight={"a": promise("a", "n")})
     stuck = job("a", "n", created=NOW - 99)
-    decision = round_of(snapshot([node("n")], [workload("a")], jobs=[stuck], pods=[pod("p", of=stuck)]), ledger)
+    decision = round_of(
+        snapshot([node("n")], [workload("a")], jobs=[stuck], pods=[pod("p", of=stuck, blocked="x")]), ledger
+    )
     assert after_deciding(ledger, decision) == Ledger(turns={"a": Turn(1, 0)})
 
 
