@@ -14,8 +14,6 @@ from kube.resources import GPUWORKLOADS, JOBS, ObjectRef
 from planning.model import WorkloadView
 from planning.naming import FINALIZER
 
-FINALIZER_MANAGER = "berth-finalizer"
-
 
 def reference(view: WorkloadView) -> ObjectRef:
     return ObjectRef(API_VERSION, KIND, view.name, view.namespace, view.uid, str(view.resource_version))
@@ -46,18 +44,15 @@ async def add_finalizer(kube: KubeClient, view: WorkloadView) -> int | None:
             raw = await kube.get(GPUWORKLOADS, view.name, view.namespace)
             current = int(raw["metadata"]["resourceVersion"])
             return current if current == view.resource_version and raw["metadata"]["uid"] == view.uid else None
+        # A merge patch costs the API server half of a server-side apply; the version makes replacing the list safe.
         body = {
-            "apiVersion": API_VERSION,
-            "kind": KIND,
             "metadata": {
-                "name": view.name,
-                "namespace": view.namespace,
                 "uid": view.uid,
                 "resourceVersion": str(view.resource_version),
-                "finalizers": [FINALIZER],
-            },
+                "finalizers": [*view.other_finalizers, FINALIZER],
+            }
         }
-        raw = await kube.apply(GPUWORKLOADS, view.name, view.namespace, body, field_manager=FINALIZER_MANAGER)
+        raw = await kube.merge_patch(GPUWORKLOADS, view.name, view.namespace, body)
         return int(raw["metadata"]["resourceVersion"])
     except (Conflict, NotFound):
         return None

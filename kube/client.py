@@ -368,9 +368,11 @@ class KubeClient:
             return object_of(answer, request)
 
 
-def _payload(data: bytes | None) -> bytes | io.BytesIO | None:
-    """A large body as a file, which aiohttp sends in pieces and does not hold the event loop for."""
-    return io.BytesIO(data) if data is not None and len(data) > _LARGE else data
+def _payload(data: bytes | None) -> aiohttp.Payload | None:
+    """The body as aiohttp's own type, which it need not look up; a large one as a file, which it sends in pieces."""
+    if data is None:
+        return None
+    return aiohttp.BytesIOPayload(io.BytesIO(data)) if len(data) > _LARGE else aiohttp.BytesPayload(data)
 
 
 def _replaced(error: KubeError) -> KubeError:

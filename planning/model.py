@@ -115,6 +115,7 @@ class WorkloadView:
     invalid: str = ""
     deleting: bool = False
     finalizer: bool = False
+    other_finalizers: tuple[str, ...] = ()
     status: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -140,7 +140,8 @@ def workload_view(raw: object) -> WorkloadView:
     workload = mapping(raw)
     meta, status = mapping(workload.get("metadata")), mapping(workload.get("status"))
     spec, invalid = GPUWorkloadSpec.parse(workload.get("spec"))
-    finalizers = meta.get("finalizers")
+    listed = meta.get("finalizers")
+    finalizers = [f for f in listed if isinstance(f, str)] if isinstance(listed, list | tuple) else []
     if status and serialised_size(status, _STATUS_LIMIT) > _STATUS_LIMIT:
         status = {"phase": text(status.get("phase"))[:32]}  # somebody else wrote this; a tombstone stays one
     return WorkloadView(
@@ -153,7 +154,8 @@ def workload_view(raw: object) -> WorkloadView:
         spec=spec,
         invalid=invalid,
         deleting=meta.get("deletionTimestamp") is not None,
-        finalizer=isinstance(finalizers, list | tuple) and FINALIZER in finalizers,
+        finalizer=FINALIZER in finalizers,
+        other_finalizers=tuple(f for f in finalizers if f != FINALIZER),
         status=status,
     )
 

@@ -40,7 +40,8 @@ def _process(name: str, endpoints: Endpoints, *arguments: str) -> ProcessSpec:
             "--bind", "127.0.0.1",
             *arguments,
         ),
-        env=endpoints.temporal_environment(),
+        # One arena for each of a dozen threads would double what the process holds.
+        env={**endpoints.temporal_environment(), "MALLOC_ARENA_MAX": "2"},
         ready=(Probe("http", f"http://127.0.0.1:{health}/readyz"),),
         port=health,
         stop_timeout=25.0,

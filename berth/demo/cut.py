@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from berth.demo.trace import Trace, TraceNode, TracePod
 from stack.errors import StackError
 
+FAILS_AFTER = 2.0
+"""Seconds after which a run that is made to fail does so."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunTimes:
@@ -30,7 +33,7 @@ class RunTimes:
 class Run:
     """One pod of the trace as the demo runs it. `fails` is the exit code its simulated runs end with; 0 is success.
 
-    A run that fails does so after the shortest run time, whatever the trace says.
+    A run that fails does so after `FAILS_AFTER`, whatever the trace says.
     """
 
     pod: TracePod
@@ -84,9 +87,11 @@ def make_cut(
             f"Ask for at most {len(chosen)}: --workloads {len(chosen)}.",
         )
     seconds = compress([pod.seconds for pod in chosen], times)
-    failed = set(random.Random(seed).sample(range(len(chosen)), round(len(chosen) * failing)))
+    # Among the first, so that their second try does not outlast everybody else.
+    early = range(max(round(len(chosen) * 0.7), 1))
+    failed = set(random.Random(seed).sample(early, min(round(len(chosen) * failing), len(early))))
     runs = tuple(
-        Run(pod, times.shortest, 1) if index in failed else Run(pod, each)
+        Run(pod, min(times.shortest, FAILS_AFTER), 1) if index in failed else Run(pod, each)
         for index, (pod, each) in enumerate(zip(chosen, seconds, strict=True))
     )
     return Cut(nodes, runs, tuple(left_out))

@@ -13,7 +13,6 @@ from crds.gpuworkload import API_VERSION, KIND
 from stack.kwok import SimulatedNode
 
 NAMESPACE = "openb"
-FIELD_MANAGER = "berth-demo"
 MODEL_LABEL = "nvidia.com/gpu.product"
 SIMULATED = "gpu.warp.dev/simulated"
 

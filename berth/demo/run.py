@@ -29,6 +29,7 @@ from berth.demo.live import Fleet
 from berth.demo.observe import Observer
 from berth.demo.trace import load
 from kube.client import KubeClient
+from kube.errors import AlreadyExists
 from kube.resources import GPUWORKLOADS
 from stack import Endpoints, Lines, Stack, StackError, Terminal, UpOptions, default_data
 
@@ -239,12 +240,17 @@ class _Play:
                 await watching
 
     async def _apply(self, kube: KubeClient, workload: dict[str, Any]) -> None:
-        """Server-side apply, as `kubectl apply --server-side` does."""
+        """As `kubectl apply` does: created where it is new, else patched."""
         name = workload["metadata"]["name"]
         self._fleet.applied(name, self._now())
-        await cluster.patiently(
-            lambda: kube.apply(GPUWORKLOADS, name, manifests.NAMESPACE, workload, field_manager=manifests.FIELD_MANAGER)
-        )
+
+        async def apply() -> None:
+            try:
+                await kube.create(GPUWORKLOADS, workload, manifests.NAMESPACE)
+            except AlreadyExists:
+                await kube.merge_patch(GPUWORKLOADS, name, manifests.NAMESPACE, {"spec": workload["spec"]})
+
+        await cluster.patiently(apply)
 
     async def _show(self, observer: Observer) -> None:
         """The live picture, or a line every few seconds; ends with the last state on the screen."""
