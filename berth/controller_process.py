@@ -7,13 +7,13 @@ import logging
 import os
 import uuid
 
-from kube.lease import LeaderElector, LeadershipLost
 from temporalio.client import Client
 
-from berth.process import ProcessOptions, connect_temporal, run_process, serve_http
+from berth.process import ProcessOptions, connect_temporal, ended, run_process, serve_http, watch_trouble
 from controller.app import Controller
 from crds.settings import SETTINGS_NAMESPACE
 from kube.client import KubeClient
+from kube.lease import LeaderElector, LeadershipLost
 
 log = logging.getLogger(__name__)
 
@@ -32,11 +32,14 @@ def run_controller(options: ProcessOptions, *, resync: float) -> None:
 async def serve(kube: KubeClient, temporal: Client, options: ProcessOptions, *, resync: float) -> None:
     term: Controller | None = None
 
+    def healthy() -> str:
+        return ended(term.tasks) if term is not None else ""
+
     def ready() -> str:
         if term is None:
             return ""  # a standby has nothing to wait for
-        unsynced = [kind for kind, r in term.reflectors.items() if not r.synced.is_set()]
-        return f"waiting for the first list of {', '.join(unsynced)}" if unsynced else ""
+        away = term.temporal_away
+        return "; ".join(filter(None, (watch_trouble(term.reflectors), away and f"Temporal cannot be reached: {away}")))
 
     async def lead() -> None:
         nonlocal term
@@ -47,7 +50,7 @@ async def serve(kube: KubeClient, temporal: Client, options: ProcessOptions, *, 
         finally:
             term = None
 
-    stop_http = await serve_http(options, healthy=lambda: "", ready=ready)
+    stop_http = await serve_http(options, healthy=healthy, ready=ready)
     try:
         while True:
             elector = LeaderElector(kube, SETTINGS_NAMESPACE, LEASE, f"{os.uname().nodename}_{uuid.uuid4().hex[:8]}")

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Awaitable, Callable, Coroutine
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from opentelemetry.sdk.trace import TracerProvider
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from temporalio.client import Client
 from temporalio.contrib.opentelemetry import TracingInterceptor
@@ -18,8 +21,13 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.envconfig import ClientConfig
 
 from berth.telemetry import set_up_logging, set_up_metrics, set_up_traces
+from kube.reflector import Reflector
 
 log = logging.getLogger(__name__)
+
+# A watch hears of the server about every minute (bookmarks), so this long without anything is no coincidence.
+SILENCE = 150.0
+SPANS_FLUSH = 3.0
 
 
 @dataclass(frozen=True)
@@ -57,15 +65,45 @@ async def connect_temporal(options: ProcessOptions, *, traced: bool = False, laz
     )
 
 
-async def serve_http(
-    options: ProcessOptions, *, healthy: Callable[[], str], ready: Callable[[], str]
-) -> Callable[[], Awaitable[None]]:
-    """/healthz and /readyz on one port, /metrics on the other. `healthy` and `ready` return what is wrong, or ''."""
+def ended(tasks: Iterable[asyncio.Task[None]]) -> str:
+    """Which of the tasks that should run for ever does not: the process cannot recover from that by itself."""
+    dead = [task.get_name() for task in tasks if task.done() and not task.cancelled()]
+    return f"ended: {', '.join(dead)}; the process must be restarted" if dead else ""
 
-    def probe(check: Callable[[], str]) -> Callable[[web.Request], Coroutine[Any, Any, web.Response]]:
+
+def watch_trouble(reflectors: Mapping[str, Reflector[Any]], within: float = SILENCE) -> str:
+    """Which watches have no complete picture, or have not heard of the API server for `within` seconds; '' if none."""
+    waiting, silent = [], []
+    for kind, reflector in reflectors.items():
+        error = f" ({reflector.last_error})" if reflector.last_error else ""
+        if not reflector.synced.is_set():
+            waiting.append(kind + error)
+        elif not reflector.healthy(within):
+            silence = time.monotonic() - (reflector.last_contact or 0.0)
+            silent.append(f"{kind} for {silence:.0f} s{error}")
+    said = [f"waiting for the first list of {', '.join(waiting)}"] if waiting else []
+    said += [f"no contact with the API server on the watch of {', '.join(silent)}"] if silent else []
+    return "; ".join(said)
+
+
+async def serve_http(
+    options: ProcessOptions,
+    *,
+    healthy: Callable[[], str],
+    ready: Callable[[], str],
+    note: Callable[[], str] = lambda: "",
+) -> Callable[[], Awaitable[None]]:
+    """/healthz and /readyz on one port, /metrics on the other. `healthy` and `ready` return what is wrong, or ''; what
+    `note` returns is told by /readyz as well, and is no failure.
+    """
+
+    def probe(
+        check: Callable[[], str], beside: Callable[[], str] = lambda: ""
+    ) -> Callable[[web.Request], Coroutine[Any, Any, web.Response]]:
         async def answer(_: web.Request) -> web.Response:
-            wrong = check()
-            return web.Response(text=f"{wrong or 'ok'}\n", status=503 if wrong else 200)
+            wrong, also = check(), beside()
+            text = f"{wrong or 'ok'}\n" + (f"note: {also}\n" if also else "")
+            return web.Response(text=text, status=503 if wrong else 200)
 
         return answer
 
@@ -74,7 +112,7 @@ async def serve_http(
 
     health_app, metrics_app = web.Application(), web.Application()
     health_app.router.add_get("/healthz", probe(healthy))
-    health_app.router.add_get("/readyz", probe(ready))
+    health_app.router.add_get("/readyz", probe(ready, note))
     metrics_app.router.add_get("/metrics", metrics)
     runners = []
     for app, port in ((health_app, options.health_port), (metrics_app, options.metrics_port)):
@@ -91,13 +129,16 @@ async def serve_http(
 
 
 def run_process(name: str, options: ProcessOptions, main: Callable[[bool], Coroutine[Any, Any, None]]) -> None:
-    """Runs `main(traced)` until it ends or SIGTERM or SIGINT cancels it; its own cleanup then runs to the end."""
+    """Runs `main(traced)` until it ends or SIGTERM or SIGINT cancels it; its own cleanup then runs to the end.
+
+    SystemExit(1) when it failed; the log says how, in one line like every other.
+    """
     set_up_logging(options.log_level)
     set_up_metrics()
-    traced = set_up_traces(name)
+    spans = set_up_traces(name)
 
     async def supervised() -> None:
-        task = asyncio.create_task(main(traced), name=name)
+        task = asyncio.create_task(main(spans is not None), name=name)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, task.cancel)
@@ -106,4 +147,18 @@ def run_process(name: str, options: ProcessOptions, main: Callable[[bool], Corou
         except asyncio.CancelledError:
             log.info("%s stopped on request", name)
 
-    asyncio.run(supervised())
+    try:
+        asyncio.run(supervised())
+    except Exception as failed:
+        log.critical("%s failed: %s", name, failed, exc_info=failed)
+        raise SystemExit(1) from None
+    finally:
+        if spans is not None:
+            _send_spans(spans)
+
+
+def _send_spans(spans: TracerProvider) -> None:
+    """Sends what is left. In a thread, because a collector that is away would hold up the end for half a minute."""
+    sending = threading.Thread(target=spans.shutdown, name="spans", daemon=True)
+    sending.start()
+    sending.join(SPANS_FLUSH)

@@ -16,6 +16,7 @@ from opentelemetry.sdk.metrics.view import ExplicitBucketHistogramAggregation, V
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from prometheus_client import REGISTRY, CollectorRegistry
 from temporalio import activity, workflow
 
 DURATION_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -49,26 +50,33 @@ def set_up_logging(level: str = "info") -> None:
     logging.getLogger("temporalio.activity").setLevel(logging.ERROR)
 
 
-def set_up_metrics() -> None:
-    """Instruments made through OpenTelemetry's API are exposed by prometheus_client's default registry."""
+def meter_provider(registry: CollectorRegistry = REGISTRY) -> MeterProvider:
+    """Instruments made through OpenTelemetry's API are exposed by a registry of prometheus_client. Series carry the
+    labels that the code gives them and no others, so that a query names them exactly.
+    """
+    buckets = {
+        "warp_gpuworkload_reconcile_duration": DURATION_BUCKETS,
+        "warp_gpuworkload_time_to_placement": WAIT_BUCKETS,
+        "berth_decision_duration": DURATION_BUCKETS,
+    }
     views = [
-        View(
-            instrument_name="warp_gpuworkload_reconcile_duration",
-            aggregation=ExplicitBucketHistogramAggregation(DURATION_BUCKETS),
-        ),
-        View(
-            instrument_name="warp_gpuworkload_time_to_placement",
-            aggregation=ExplicitBucketHistogramAggregation(WAIT_BUCKETS),
-        ),
+        View(instrument_name=name, aggregation=ExplicitBucketHistogramAggregation(bounds))
+        for name, bounds in buckets.items()
     ]
-    metrics.set_meter_provider(MeterProvider([PrometheusMetricReader()], views=views))
+    return MeterProvider([PrometheusMetricReader(scope_info_enabled=False, registry=registry)], views=views)
 
 
-def set_up_traces(service: str) -> bool:
-    """Spans go to an OTLP endpoint when the standard variables name one. Returns whether they do."""
+def set_up_metrics() -> None:
+    metrics.set_meter_provider(meter_provider())
+
+
+def set_up_traces(service: str) -> TracerProvider | None:
+    """Spans go to an OTLP endpoint when the standard variables name one; else None. Whoever ends the process shuts the
+    provider down, which sends what is left.
+    """
     if not (os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")):
-        return False
-    provider = TracerProvider(resource=Resource.create({"service.name": service}))
+        return None
+    provider = TracerProvider(resource=Resource.create({"service.name": service}), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(provider)
-    return True
+    return provider

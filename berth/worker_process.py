@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Callable
 from datetime import timedelta
 
-from kube.events import EventRecorder
 from temporalio.api.deployment.v1 import WorkerDeploymentVersion as WireVersion
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
@@ -25,9 +25,11 @@ from activities.placements import Placements
 from activities.planner import Planner
 from activities.signatures import TASK_QUEUE
 from activities.workloads import Workloads
-from berth.process import ProcessOptions, connect_temporal, run_process, serve_http
+from berth.process import ProcessOptions, connect_temporal, ended, run_process, serve_http, watch_trouble
 from berth.version import DEPLOYMENT, build_id
+from controller.outage import TEMPORAL_AWAY, reason
 from kube.client import KubeClient
+from kube.events import EventRecorder
 from workflows.gpuworkload import GPUWorkload
 from workflows.messages import KIND, NAME, NAMESPACE, NODE, PHASE
 from workflows.placement import Placement
@@ -35,7 +37,11 @@ from workflows.placement import Placement
 log = logging.getLogger(__name__)
 
 # A waiting workflow is small, but five thousand are not; one that was put out is replayed from its dozen events.
-CACHED_WORKFLOWS = 500
+CACHED_WORKFLOWS = 200
+# Together with the spans (berth.process) less than the 25 s after which a supervisor kills.
+DRAIN = timedelta(seconds=15)
+EVENTS_FLUSH = 3.0
+SILENT = (RPCStatusCode.UNAVAILABLE, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED)
 
 
 def run_worker(options: ProcessOptions, *, take_over: bool = False) -> None:
@@ -51,30 +57,32 @@ def run_worker(options: ProcessOptions, *, take_over: bool = False) -> None:
 async def serve(kube: KubeClient, options: ProcessOptions, *, traced: bool, take_over: bool) -> None:
     cache = ClusterCache(kube)
     events = EventRecorder(kube, "berth-worker", os.uname().nodename)
-    working = False
-
-    def healthy() -> str:
-        return ""
+    background: list[asyncio.Task[None]] = []
+    temporal_away = "it was not reached yet"
 
     def ready() -> str:
-        unsynced = [kind for kind, r in cache.reflectors.items() if not r.synced.is_set()]
-        if unsynced:
-            return f"waiting for the first list of {', '.join(unsynced)}"
-        return "" if working else "waiting for Temporal"
+        away = f"Temporal cannot be reached: {temporal_away}" if temporal_away else ""
+        return "; ".join(filter(None, (watch_trouble(cache.reflectors), away)))
 
-    stop_http = await serve_http(options, healthy=healthy, ready=ready)
+    def hear(trouble: str) -> None:
+        nonlocal temporal_away
+        temporal_away = trouble
+
+    stop_http = await serve_http(
+        options, healthy=lambda: ended(background), ready=ready, note=lambda: cache.settings_problem
+    )
     try:
         async with asyncio.TaskGroup() as group:
-            background = [group.create_task(cache.run()), group.create_task(events.run())]
-            temporal = await _reach_temporal(options, traced=traced)
-            worker = build_worker(temporal, cache, kube, events)
-            background.append(group.create_task(_keep_current(temporal, take_over)))
-            working = True
+            background.append(group.create_task(cache.run(), name="cache"))
+            background.append(group.create_task(events.run(), name="events"))
             try:
+                temporal = await _reach_temporal(options, hear, traced=traced)
+                worker = build_worker(temporal, cache, kube, events)
+                background.append(group.create_task(_keep_current(temporal, take_over, hear), name="versions"))
+                # Cancelled, it takes no more work and lets what runs come to its end, for which the cache goes on.
                 await worker.run()
             finally:
-                working = False
-                await events.flush(3.0)
+                await events.flush(EVENTS_FLUSH)
                 for task in background:
                     task.cancel()
     finally:
@@ -96,7 +104,7 @@ def build_worker(temporal: Client, cache: ClusterCache, kube: KubeClient, events
         workflow_runner=UnsandboxedWorkflowRunner(),
         max_cached_workflows=CACHED_WORKFLOWS,
         max_concurrent_local_activities=64,
-        graceful_shutdown_timeout=timedelta(seconds=20),
+        graceful_shutdown_timeout=DRAIN,
         deployment_config=WorkerDeploymentConfig(
             version=WorkerDeploymentVersion(DEPLOYMENT, build_id()),
             use_worker_versioning=True,
@@ -105,16 +113,21 @@ def build_worker(temporal: Client, cache: ClusterCache, kube: KubeClient, events
     )
 
 
-async def _reach_temporal(options: ProcessOptions, *, traced: bool) -> Client:
-    """Waits for Temporal, however long that takes, and makes sure that it knows berth's search attributes."""
+async def _reach_temporal(options: ProcessOptions, hear: Callable[[str], None], *, traced: bool) -> Client:
+    """Waits for Temporal, however long that takes, and makes sure that it knows berth's search attributes.
+
+    `hear` is told why it cannot be reached, or '' once it was.
+    """
     pause = 0.5
     while True:
         try:
             temporal = await connect_temporal(options, traced=traced, lazy=False)
             await _add_search_attributes(temporal)
+            hear("")
             return temporal
-        except (RPCError, RuntimeError) as away:
-            log.warning("waiting for Temporal: %s", away)
+        except TEMPORAL_AWAY as away:
+            hear(reason(away))
+            log.warning("waiting for Temporal: %s", reason(away))
             await asyncio.sleep(pause)
             pause = min(pause * 2, 5.0)
 
@@ -146,7 +159,7 @@ async def make_current(temporal: Client, *, only_if_none: bool) -> bool:
     """Makes this build the one that gets work. Returns whether it is current now.
 
     `only_if_none`: an upgrade is somebody's decision (`berth up`, the chart), but a Temporal that has no current
-    version at all, because it is new or lost its data, would give nobody any work.
+    version at all, because it is new or lost its data, would give nobody any work. RPCError: Temporal is away.
     """
     try:
         described = await temporal.workflow_service.describe_worker_deployment(
@@ -169,16 +182,23 @@ async def make_current(temporal: Client, *, only_if_none: bool) -> bool:
         )
     except RPCError as refused:
         if refused.status not in (RPCStatusCode.NOT_FOUND, RPCStatusCode.FAILED_PRECONDITION):
-            log.warning("worker version %s is not current yet: %s", build_id(), refused.message)
+            raise
         return False
     log.info("worker version %s is now current", build_id())
     return True
 
 
-async def _keep_current(temporal: Client, take_over: bool) -> None:
+async def _keep_current(temporal: Client, take_over: bool, hear: Callable[[str], None]) -> None:
     pause = 0.5
     while True:
-        current = await make_current(temporal, only_if_none=not take_over)
+        current = False
+        try:
+            current = await make_current(temporal, only_if_none=not take_over)
+            hear("")
+        except RPCError as away:
+            # What it refuses it has heard; only silence means that this worker gets no work.
+            hear(away.message if away.status in SILENT else "")
+            log.warning("worker version %s is not current yet: %s", build_id(), away.message)
         take_over = take_over and not current  # an upgrade is made once; a later one is not undone
         pause = 15.0 if current else min(pause * 1.5, 15.0)
         await asyncio.sleep(pause)

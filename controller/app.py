@@ -9,17 +9,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
+import time
 from typing import Any
 
 from opentelemetry.trace import get_tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from temporalio.client import Client
-from temporalio.service import RPCError
 
 from activities.cache import LIVE_PODS
 from controller import sweep
 from controller.digests import JobDigest, NodeDigest, WorkloadDigest, job_digest, node_digest, workload_digest
+from controller.outage import TEMPORAL_AWAY, reason
 from controller.pokes import Poker
 from controller.routing import NOBODY, Route, on_job, on_node, on_workload
 from kube.client import KubeClient
@@ -28,6 +30,14 @@ from kube.resources import GPUWORKLOADS, JOBS, NODES, PODS
 from planning.naming import JOB_SELECTOR
 
 log = logging.getLogger(__name__)
+# After a verdict was found without its workflow: long enough for one that is only being delivered to arrive.
+SECOND_LOOK = 30.0
+# After a tombstone began to be deleted with something of ours on it: its own workflow may be about to remove it.
+TIDY_AFTER = 5.0
+TEMPORAL_PAUSE = 5.0
+# Less than what a leader has between losing its lease and its successor's start (kube.lease: 15 s - 10 s).
+FLUSH = 4.0
+
 _tracer = get_tracer("berth.controller")
 _propagator = TraceContextTextMapPropagator()
 
@@ -41,6 +51,10 @@ class Controller:
         self._pool = pool
         self._resync = resync
         self._sweep_now = asyncio.Event()
+        self._suspects: dict[str, sweep.Suspect] = {}
+        self._tidying: dict[str, asyncio.TimerHandle] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._temporal_away = ""
         self._jobs_by_workload: dict[str, dict[str, JobDigest]] = {}
         self.poker = Poker(temporal, pool=pool, skip=self._is_tombstone, recovered=self._sweep_now.set)
         self.workloads: Reflector[WorkloadDigest] = Reflector(
@@ -67,43 +81,74 @@ class Controller:
     def synced(self) -> bool:
         return all(r.synced.is_set() for r in self.reflectors.values())
 
+    @property
+    def temporal_away(self) -> str:
+        """Why Temporal cannot be reached, as far as anybody tried; '' while it answers."""
+        return self._temporal_away or ("" if self.poker.reachable else "it takes no pokes")
+
+    @property
+    def tasks(self) -> tuple[asyncio.Task[None], ...]:
+        """What must run while this leads; none of them ever ends by itself."""
+        return tuple(self._tasks)
+
     async def lead(self) -> None:
         """Runs until cancelled; what was seen but not yet told is told before it ends."""
         try:
             async with asyncio.TaskGroup() as group:
-                for reflector in self.reflectors.values():
-                    group.create_task(reflector.run())
-                group.create_task(self.poker.run())
-                group.create_task(self._sweeps())
-                group.create_task(self._expiries())
+                for kind, reflector in self.reflectors.items():
+                    self._tasks.append(group.create_task(reflector.run(), name=f"watch of {kind}"))
+                self._tasks.append(group.create_task(self.poker.run(), name="pokes"))
+                self._tasks.append(group.create_task(self._sweeps(), name="sweeps"))
+                self._tasks.append(group.create_task(self._expiries(), name="expiries"))
         finally:
-            await self.poker.flush(5.0)
+            for timer in self._tidying.values():
+                timer.cancel()
+            await self.poker.flush(FLUSH)
 
     async def _sweeps(self) -> None:
         for reflector in self.reflectors.values():
             await reflector.synced.wait()
-        pause = 0.0
+        next_sweep = pause = 0.0
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._sweep_now.wait(), timeout=pause)
+            now = time.monotonic()
+            whole = self._sweep_now.is_set() or now >= next_sweep
             self._sweep_now.clear()
+            if whole:
+                next_sweep = 0.0  # due until it was made
             try:
                 followed = await sweep.open_workflows(self._temporal)
-            except RPCError as away:
-                log.warning("the sweep waits for Temporal: %s", away.message)
-                pause = 5.0
+                if whole:
+                    await self._repair(followed)
+                    # Jitter, so that several installations on one Temporal do not sweep together.
+                    next_sweep = now + self._resync * (0.9 + 0.2 * random.random())
+                await self._requeue_lost(followed)
+                self._temporal_away = ""
+            except TEMPORAL_AWAY as away:
+                self._temporal_away = reason(away)
+                log.warning("the sweep waits for Temporal: %s", self._temporal_away)
+                pause = TEMPORAL_PAUSE
                 continue
-            jobs = sweep.by_workload(self.jobs.items.values())
-            route = sweep.repairs(self.workloads.items, jobs, followed)
-            self.poker.concern(route, "gpuworkloads", self.workloads.resource_version)
-            try:
-                await sweep.lost_verdicts(self._temporal, self._pool, followed)
-            except RPCError as away:
-                log.warning("verdicts were not swept: %s", away.message)
-            tidied = await sweep.tidy_tombstones(self._kube, self.workloads.items, jobs, followed)
-            log.info("sweep: %d workloads poked, %d leftovers removed", len(route.workloads), tidied)
-            # Jitter, so that several installations on one Temporal do not sweep together.
-            pause = self._resync * (0.9 + 0.2 * random.random())
+            # A second look brings no pokes: without workers they would pile up in histories.
+            second_look = SECOND_LOOK if self._suspects else math.inf
+            pause = max(0.0, min(next_sweep - time.monotonic(), second_look))
+
+    async def _repair(self, followed: set[str]) -> None:
+        jobs = sweep.by_workload(self.jobs.items.values())
+        route = sweep.repairs(self.workloads.items, jobs, followed)
+        # Version 0: a sweep brings no news, and whoever waited for this list's version might wait for a bookmark.
+        self.poker.concern(route, "gpuworkloads", 0)
+        tidied = await sweep.tidy_tombstones(self._kube, self.workloads.items, jobs, followed)
+        log.info("sweep: %d workloads poked, %d leftovers removed", len(route.workloads), tidied)
+
+    async def _requeue_lost(self, followed: set[str]) -> None:
+        found = await sweep.unheard_verdicts(self._temporal, self._pool, followed)
+        if found is None:
+            return
+        lost, suspects = sweep.confirmed(found, self._suspects, time.monotonic(), SECOND_LOOK)
+        await sweep.requeue(self._temporal, self._pool, lost)
+        self._suspects = suspects
 
     async def _expiries(self) -> None:
         await self.workloads.synced.wait()
@@ -111,11 +156,27 @@ class Controller:
             due = await sweep.expire(self._kube, self.workloads.items)
             await asyncio.sleep(min(due or 10.0, 10.0))
 
+    def _littered(self, uid: str) -> bool:
+        return sweep.littered(self.workloads.items.get(uid), self._jobs_by_workload.get(uid, {}).values())
+
+    def _tidy_later(self, uid: str, delay: float) -> None:
+        self._tidying[uid] = asyncio.get_running_loop().call_later(delay, self._tidy, uid, delay)
+
+    def _tidy(self, uid: str, waited: float) -> None:
+        """Sweeps for a tombstone that still cannot go, and looks again, ever later, whether it could."""
+        del self._tidying[uid]
+        if self._littered(uid):
+            self._sweep_now.set()
+            if waited < self._resync:
+                self._tidy_later(uid, 2 * waited)
+
     def _is_tombstone(self, uid: str) -> bool:
         workload = self.workloads.items.get(uid)
         return workload is not None and workload.finished
 
     def _workload_changed(self, change: Change[WorkloadDigest]) -> None:
+        if change.uid not in self._tidying and self._littered(change.uid):
+            self._tidy_later(change.uid, TIDY_AFTER)
         jobs = self._jobs_by_workload.get(change.uid, {}).values()
         route = on_workload(change.uid, change.old, change.new, jobs)
         if route is NOBODY or not self.synced:

@@ -14,7 +14,9 @@ TOMBSTONES = ("Succeeded", "Failed")
 
 @dataclass(frozen=True, slots=True)
 class WorkloadDigest:
-    """`caught_up`: the status was written for this generation. `expires`: when a finished one may be deleted."""
+    """`caught_up`: the status was written for this generation. `expires`: when a finished one may be deleted. `phase`:
+    what the status shows, by which the sweep notices a workflow that missed its Job.
+    """
 
     namespace: str
     name: str
@@ -24,6 +26,7 @@ class WorkloadDigest:
     finalizer: bool
     caught_up: bool
     expires: float | None
+    phase: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,7 @@ class JobDigest:
     ready: bool
     finished: bool
     deleting: bool
+    uid: str = ""
 
     @property
     def telling(self) -> bool:
@@ -55,7 +59,8 @@ def workload_digest(raw: Mapping[str, Any]) -> WorkloadDigest:
     meta, status = raw.get("metadata") or {}, raw.get("status") or {}
     spec = raw.get("spec")
     ttl = spec.get("ttlSecondsAfterFinished") if isinstance(spec, dict) else None
-    finished = status.get("phase") in TOMBSTONES
+    phase = status.get("phase")
+    finished = phase in TOMBSTONES
     ended = _seconds(status.get("finishTime"))
     return WorkloadDigest(
         namespace=meta.get("namespace", ""),
@@ -66,6 +71,7 @@ def workload_digest(raw: Mapping[str, Any]) -> WorkloadDigest:
         finalizer=FINALIZER in (meta.get("finalizers") or ()),
         caught_up=status.get("observedGeneration") == meta.get("generation"),
         expires=ended + ttl if finished and ended is not None and isinstance(ttl, int) else None,
+        phase=str(phase or ""),
     )
 
 
@@ -90,6 +96,7 @@ def job_digest(raw: Mapping[str, Any]) -> JobDigest | None:
             for c in status.get("conditions") or ()
         ),
         deleting="deletionTimestamp" in meta,
+        uid=meta.get("uid", ""),
     )
 
 

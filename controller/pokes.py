@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -21,6 +22,7 @@ from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.signatures import TASK_QUEUE, Versions, WorkloadRef
+from controller.outage import TEMPORAL_AWAY, reason
 from controller.routing import Route, WorkloadPoke
 from workflows.messages import (
     PlacementState,
@@ -31,11 +33,14 @@ from workflows.messages import (
     workload_attributes,
     workload_id,
 )
+from workflows.placement import newest
 
 log = logging.getLogger(__name__)
 
 # The ledger's rounds cost the same whatever they carry, so news waits a moment for company.
 LEDGER_PAUSE = 0.25
+# Every pod that ends anywhere in the cluster may have freed something; nobody waits for exactly that one.
+PODS_PAUSE = 1.0
 WORKLOAD_PAUSE = 0.1
 CONCURRENCY = 16
 LONGEST_PAUSE = 15.0
@@ -65,7 +70,7 @@ class Poker:
         self._workloads: dict[str, _Due] = {}
         self._wake = asyncio.Event()
         self._trouble = 0
-        self._last_ledger_poke = 0.0
+        self._last_ledger_poke = -math.inf
         self._traces: dict[str, str] = {}
 
     @property
@@ -88,16 +93,18 @@ class Poker:
             self._note_ledger({kind: version})
             self._wake.set()
         for poke in route.workloads:
-            due = self._workloads.get(poke.uid)
-            seen = due.seen if due else {}
-            if due and due.poke.begin and not poke.begin:
-                poke = due.poke
-            self._workloads[poke.uid] = _Due(poke, {**seen, kind: max(version, seen.get(kind, 0))})
+            self._note_workload(self._workloads.get(poke.uid), _Due(poke, {kind: version}))
             self._wake.set()
 
     def _note_ledger(self, seen: Versions) -> None:
-        known = self._ledger_seen or {}
-        self._ledger_seen = known | {kind: max(version, known.get(kind, 0)) for kind, version in seen.items()}
+        self._ledger_seen = newest(self._ledger_seen or {}, seen)
+
+    def _note_workload(self, older: _Due | None, newer: _Due) -> None:
+        """Two pokes of one workload become one: it begins a workflow if either would."""
+        if older is not None:
+            poke = older.poke if older.poke.begin and not newer.poke.begin else newer.poke
+            newer = _Due(poke, newest(older.seen, newer.seen))
+        self._workloads[newer.poke.uid] = newer
 
     async def run(self) -> None:
         while True:
@@ -117,56 +124,75 @@ class Poker:
 
     async def flush(self, seconds: float) -> None:
         """Delivers what is pending, `seconds` at most: on shutdown nothing that was seen should wait for a resync."""
-        deadline = time.monotonic() + seconds
-        while self.pending and time.monotonic() < deadline:
-            self._last_ledger_poke = 0.0
-            if not await self._deliver():
-                return
+        try:
+            async with asyncio.timeout(seconds):
+                while self.pending:
+                    self._last_ledger_poke = -math.inf
+                    if not await self._deliver():
+                        return
+        except TimeoutError:
+            log.warning("%d pokes are left to the next leader's sweep", self.pending)
 
     async def _deliver(self) -> bool:
-        """Sends all that is due. False if Temporal did not take something; that stays due."""
-        results: list[bool] = []
-        if self._ledger_seen is not None:
-            remaining = self._last_ledger_poke + LEDGER_PAUSE - time.monotonic()
-            if remaining > 0:
-                asyncio.get_running_loop().call_later(remaining, self._wake.set)
+        """Sends all that is due. False if Temporal did not take something; that stays due, and so does all that was
+        not sent because this was cancelled or failed otherwise.
+        """
+        ledger_heard = await self._deliver_to_ledger()
+        return await self._deliver_to_workloads() and ledger_heard
+
+    async def _deliver_to_ledger(self) -> bool:
+        if self._ledger_seen is None:
+            return True
+        pause = PODS_PAUSE if self._ledger_seen.keys() <= {"pods"} else LEDGER_PAUSE
+        remaining = self._last_ledger_poke + pause - time.monotonic()
+        if remaining > 0:
+            asyncio.get_running_loop().call_later(remaining, self._wake.set)
+            return True
+        seen, self._ledger_seen = self._ledger_seen, None
+        traces, self._traces = self._traces, {}
+        taken = False
+        try:
+            taken = await self._attempt(self._poke_ledger(seen, traces), "ledger")
+        finally:
+            if taken:
+                self._last_ledger_poke = time.monotonic()
             else:
-                seen, self._ledger_seen = self._ledger_seen, None
-                if await self._attempt(self._poke_ledger(seen), "ledger"):
-                    self._last_ledger_poke = time.monotonic()
-                    results.append(True)
-                else:
-                    self._note_ledger(seen)
-                    results.append(False)
+                self._note_ledger(seen)
+                self._traces = traces | self._traces
+        return taken
+
+    async def _deliver_to_workloads(self) -> bool:
         batch, self._workloads = self._workloads, {}
+        left = dict(batch)
         gate = asyncio.Semaphore(CONCURRENCY)
 
-        async def one(uid: str, due: _Due) -> bool:
+        async def one(uid: str, due: _Due) -> None:
             async with gate:
-                if self._skip(uid):
-                    return True
-                if await self._attempt(self._poke_workload(due), "workload"):
-                    return True
-            again = self._workloads.get(uid)
-            self._workloads[uid] = again if again and (again.poke.begin or not due.poke.begin) else due
-            return False
+                if self._skip(uid) or await self._attempt(self._poke_workload(due), "workload"):
+                    del left[uid]
 
-        results += await asyncio.gather(*(one(uid, due) for uid, due in batch.items()))
-        return all(results)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for uid, due in batch.items():
+                    group.create_task(one(uid, due))
+        finally:
+            for uid, due in left.items():
+                again = self._workloads.pop(uid, None)
+                self._note_workload(None if again is None else due, again or due)
+        return not left
 
     async def _attempt(self, call: Awaitable[None], receiver: str) -> bool:
         try:
             await call
-        except RPCError as refused:
+        except TEMPORAL_AWAY as away:
             _failed.add(1, {"receiver": receiver})
             if self._trouble == 0:
-                log.warning("Temporal did not take a poke of the %s: %s; trying again", receiver, refused.message)
+                log.warning("Temporal did not take a poke of the %s: %s; trying again", receiver, reason(away))
             return False
         _sent.add(1, {"receiver": receiver})
         return True
 
-    async def _poke_ledger(self, seen: Versions) -> None:
-        traces, self._traces = self._traces, {}
+    async def _poke_ledger(self, seen: Versions, traces: dict[str, str]) -> None:
         await self._client.start_workflow(
             "Placement",
             PlacementState(pool=self._pool),

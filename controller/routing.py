@@ -7,7 +7,7 @@ little is repaired by the sweep. A workload's workflow is begun only when there 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from controller.digests import JobDigest, NodeDigest, WorkloadDigest
 
@@ -46,10 +46,12 @@ def on_workload(uid: str, old: WorkloadDigest | None, new: WorkloadDigest | None
         return Route(ledger=True, workloads=(WorkloadPoke(uid, new.namespace, new.name, begin=new.finalizer),))
     if old is not None and old.generation == new.generation:
         return NOBODY  # our own status writes end here
-    followed = [job for job in jobs if job.telling]
-    if new.generation == 1 and not followed:
+    # An edit concerns a Job from the moment it exists: a suspension takes it back also while its image is being pulled.
+    # A new workload's Job is left alone until it has something to tell.
+    mine = [job for job in jobs if job.telling or new.generation > 1]
+    if new.generation == 1 and not mine:
         return Route(ledger=True)
-    poke = WorkloadPoke(uid, new.namespace, new.name, bool(followed), followed[0].node if followed else "")
+    poke = WorkloadPoke(uid, new.namespace, new.name, bool(mine), mine[0].node if mine else "")
     return Route(ledger=True, workloads=(poke,))
 
 
@@ -61,9 +63,18 @@ def on_job(old: JobDigest | None, new: JobDigest | None, workload: WorkloadDiges
         return Route(ledger=new is None and job is not None)
     poke = WorkloadPoke(job.workload_uid, job.namespace, workload.name if workload else job.workload, True, job.node)
     if new is None:
-        return Route(ledger=True, workloads=(WorkloadPoke(poke.uid, poke.namespace, poke.name, begin=False),))
-    news = (new.ready, new.finished) != ((old.ready, old.finished) if old else (False, False))
-    if news and (new.ready or new.finished):
+        # Somebody took an unfinished Job away; its workload must hear of it even if nobody follows it yet. One that is
+        # deleted and has no finalizer (any more) is past helping.
+        alive = workload is not None and (workload.finalizer or not workload.deleting)
+        return Route(ledger=True, workloads=(replace(poke, begin=alive and not job.finished),))
+    was = (old.ready, old.finished) if old else (False, False)
+    if (new.ready, new.finished) != was and (new.ready or new.finished):
+        return Route(workloads=(poke,))
+    if old is None and workload is not None and workload.generation > 1 and not workload.caught_up:
+        return Route(workloads=(poke,))  # made for a spec that was edited meanwhile; the edit was seen before the Job
+    # A teardown deletes its own Jobs: whoever follows that workload knows.
+    torn_down = workload is not None and workload.deleting
+    if new.deleting and not (old is not None and old.deleting) and not new.finished and not torn_down:
         return Route(workloads=(poke,))
     return NOBODY
 
@@ -76,7 +87,7 @@ def on_node(old: NodeDigest | None, new: NodeDigest | None, jobs_on: Callable[[s
     workloads: tuple[WorkloadPoke, ...] = ()
     if old is not None and (new is None or new.able != old.able):
         workloads = tuple(
-            WorkloadPoke(job.workload_uid, job.namespace, job.workload, begin=job.telling, node=job.node)
+            WorkloadPoke(job.workload_uid, job.namespace, job.workload, begin=True, node=job.node)
             for job in jobs_on(node.name)
             if not job.finished
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from opentelemetry import metrics
 from temporalio.client import (
@@ -20,13 +21,15 @@ from temporalio.client import (
 )
 from temporalio.service import RPCError, RPCStatusCode
 
+from activities.writes import delete_job, remove_finalizer
 from controller.digests import JobDigest, WorkloadDigest
+from controller.outage import reason
 from controller.routing import Route, WorkloadPoke
 from kube.client import KubeClient
 from kube.errors import Conflict, KubeError, NotFound
-from kube.resources import GPUWORKLOADS, JOBS
+from kube.resources import GPUWORKLOADS
 from planning.model import Turn
-from planning.naming import FINALIZER
+from planning.views import workload_view
 from workflows.messages import PlacementState, Requeue, placement_id, workload_id
 
 log = logging.getLogger(__name__)
@@ -54,8 +57,16 @@ def repairs(workloads: Mapping[str, WorkloadDigest], jobs: Mapping[str, list[Job
         if workload.finished:
             continue
         mine = jobs.get(uid, [])
-        unseen = any(job.finished or job.deleting for job in mine) or not workload.caught_up
-        begin = (workload.deleting and workload.finalizer) or any(job.telling for job in mine)
+        unseen = (
+            not workload.caught_up
+            or any(job.finished or job.deleting for job in mine)
+            or (workload.phase != "Running" and any(job.ready for job in mine))
+        )
+        begin = (
+            (workload.deleting and workload.finalizer)
+            or any(job.telling for job in mine)
+            or (bool(mine) and not workload.caught_up)
+        )
         if begin and (uid not in followed or unseen or workload.deleting):
             node = mine[0].node if mine else ""
             pokes.append(WorkloadPoke(uid, workload.namespace, workload.name, begin=True, node=node))
@@ -65,18 +76,27 @@ def repairs(workloads: Mapping[str, WorkloadDigest], jobs: Mapping[str, list[Job
     return Route(ledger=True, workloads=tuple(pokes))
 
 
-async def lost_verdicts(client: Client, pool: str, followed: set[str]) -> list[Requeue]:
-    """Workloads that the ledger handed to their own workflow and whose workflow somebody ended: back to the queue.
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A verdict whose workflow was not found; `since` by the monotonic clock."""
 
-    Visibility is a moment behind, so a workflow counts as ended only when Temporal itself says so.
+    turn: Turn
+    since: float
+
+
+async def unheard_verdicts(client: Client, pool: str, followed: set[str]) -> dict[str, Turn] | None:
+    """Workloads that the ledger handed to their own workflow and whose workflow is not open, with the verdict's turn.
+    None: the ledger could not be asked.
+
+    Visibility is a moment behind, so a workflow counts as ended only when Temporal itself says so. A verdict is in the
+    ledger before it is delivered: what is found here may also be in the making.
     """
-    ledger = client.get_workflow_handle(placement_id(pool))
     try:
-        state = await ledger.query("ledger", result_type=PlacementState)
+        state = await client.get_workflow_handle(placement_id(pool)).query("ledger", result_type=PlacementState)
     except (RPCError, WorkflowQueryFailedError, WorkflowQueryRejectedError) as away:
-        log.info("the sweep could not ask the ledger: %s", away)
-        return []
-    lost = []
+        log.info("the sweep could not ask the ledger: %s", reason(away))
+        return None
+    found: dict[str, Turn] = {}
     for uid, turn in state.ledger.held.items():
         if uid in followed:
             continue
@@ -88,11 +108,46 @@ async def lost_verdicts(client: Client, pool: str, followed: set[str]) -> list[R
         else:
             if described.status == WorkflowExecutionStatus.RUNNING:
                 continue
-        lost.append(Requeue(uid, Turn(turn.attempt + 1, turn.retries)))
-    for back in lost:
-        await ledger.signal("requeue", back)
-    _swept.add(len(lost), {"kind": "verdict"})
-    return lost
+        found[uid] = turn
+    return found
+
+
+def confirmed(
+    found: Mapping[str, Turn], before: Mapping[str, Suspect], now: float, second_look: float
+) -> tuple[dict[str, Turn], dict[str, Suspect]]:
+    """Parts what was `found` into verdicts that are lost, and suspects for the next sweep. Pure.
+
+    Lost is a verdict whose workflow was missing `second_look` seconds ago too, and for the very same turn.
+    """
+    lost: dict[str, Turn] = {}
+    suspects: dict[str, Suspect] = {}
+    for uid, turn in found.items():
+        known = before.get(uid)
+        if known is None or known.turn != turn:
+            suspects[uid] = Suspect(turn, now)
+        elif now - known.since >= second_look:
+            lost[uid] = turn
+        else:
+            suspects[uid] = known
+    return lost, suspects
+
+
+async def requeue(client: Client, pool: str, lost: Mapping[str, Turn]) -> None:
+    """Back to the ledger's queue, for the turn after the one whose verdict was lost."""
+    ledger = client.get_workflow_handle(placement_id(pool))
+    for uid, turn in lost.items():
+        await ledger.signal("requeue", Requeue(uid, Turn(turn.attempt + 1, turn.retries)))
+        _swept.add(1, {"kind": "verdict"})
+
+
+def littered(workload: WorkloadDigest | None, jobs: Iterable[JobDigest]) -> bool:
+    """Whether this is a tombstone that somebody deletes and that something of ours keeps from going."""
+    return (
+        workload is not None
+        and workload.finished
+        and workload.deleting
+        and (workload.finalizer or any(True for _ in jobs))
+    )
 
 
 async def tidy_tombstones(
@@ -100,16 +155,22 @@ async def tidy_tombstones(
 ) -> int:
     """Removes leftovers of finished workloads that no open workflow will remove. Returns how many were repaired."""
     repaired = 0
-    for uid, workload in workloads.items():
+    for uid, workload in list(workloads.items()):  # a copy: the watch goes on meanwhile
         if not workload.finished or uid in followed:
             continue
         try:
             for job in jobs.get(uid, []):
-                await _delete_job(kube, job)
+                if job.deleting:
+                    continue
+                await delete_job(kube, job.namespace, job.name, job.uid, finished=job.finished)
                 repaired += 1
             if workload.finalizer:
-                await _drop_finalizer(kube, uid, workload)
-                repaired += 1
+                raw = await kube.get(GPUWORKLOADS, workload.name, workload.namespace)
+                view = workload_view(raw)
+                if view.uid == uid:
+                    repaired += await remove_finalizer(kube, view, raw)
+        except NotFound:
+            continue
         except KubeError as trouble:
             log.warning("tidying %s/%s: %s; the next sweep tries again", workload.namespace, workload.name, trouble)
     _swept.add(repaired, {"kind": "tombstone"})
@@ -119,7 +180,7 @@ async def tidy_tombstones(
 async def expire(kube: KubeClient, workloads: Mapping[str, WorkloadDigest]) -> float | None:
     """Deletes finished workloads whose time to live is over. Returns seconds until the next is due."""
     now, due = time.time(), None
-    for uid, workload in workloads.items():
+    for uid, workload in list(workloads.items()):  # a copy: the watch goes on meanwhile
         if workload.expires is None or workload.deleting:
             continue
         if workload.expires > now:
@@ -142,23 +203,3 @@ def by_workload(jobs: Iterable[JobDigest]) -> dict[str, list[JobDigest]]:
     for job in sorted(jobs, key=lambda j: -j.attempt):
         grouped.setdefault(job.workload_uid, []).append(job)
     return grouped
-
-
-async def _delete_job(kube: KubeClient, job: JobDigest) -> None:
-    try:
-        await kube.delete(JOBS, job.name, job.namespace)
-    except NotFound:
-        return
-
-
-async def _drop_finalizer(kube: KubeClient, uid: str, workload: WorkloadDigest) -> None:
-    try:
-        raw = await kube.get(GPUWORKLOADS, workload.name, workload.namespace)
-        meta = raw["metadata"]
-        if meta["uid"] != uid:
-            return
-        left = [f for f in meta.get("finalizers", []) if f != FINALIZER]
-        body = {"metadata": {"finalizers": left, "resourceVersion": meta["resourceVersion"]}}
-        await kube.merge_patch(GPUWORKLOADS, workload.name, workload.namespace, body)
-    except (NotFound, Conflict):
-        return  # gone, or changed meanwhile: the next sweep looks again

@@ -44,7 +44,8 @@ async def test_workflows_that_somebody_ended_are_begun_again(tenant: Tenant) -> 
     async def both() -> bool:
         return await runs(tenant, running) and await runs(tenant, held)
 
-    await eventually(both, 60, lambda: "not both workflows were begun again")
+    # A verdict counts as lost only at a second look, half a minute later, for it may only be on its way.
+    await eventually(both, 120, lambda: "not both workflows were begun again")
     assert [job["metadata"]["uid"] for job in await tenant.jobs()] == jobs, "the running Job was left alone"
     await tenant.until("held", seconds=30, phase="Pending", attempt=2)
 
@@ -60,5 +61,4 @@ async def test_a_finalizer_left_on_a_tombstone_is_removed(tenant: Tenant) -> Non
     await eventually(without, 10, lambda: "the finalizer is still there")
     await tenant.kube.merge_patch(GPUWORKLOADS, "w", tenant.namespace, {"metadata": {"finalizers": [FINALIZER]}})
     await tenant.delete("w")
-    await sweep_now(tenant)
-    await tenant.until_gone("w", seconds=60)
+    await tenant.until_gone("w", seconds=30)  # the deletion itself makes the controller look

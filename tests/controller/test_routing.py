@@ -52,10 +52,36 @@ def test_a_job_is_followed_from_the_moment_it_runs() -> None:
     assert on_job(JOB, replace(JOB, finished=True), NEW).workloads[0].begin
 
 
-def test_a_job_that_is_gone_frees_its_place_and_begins_nothing() -> None:
-    route = on_job(JOB, None, NEW)
-    assert route.ledger
-    assert [p.begin for p in route.workloads] == [False]
+def test_an_edit_reaches_a_job_that_is_not_ready_yet() -> None:
+    route = on_workload("u", NEW, replace(NEW, generation=2), [JOB])
+    assert [(p.begin, p.node) for p in route.workloads] == [(True, "n1")]
+    assert on_workload("u", None, NEW, [JOB]).workloads == (), "a new one's Job has nothing to tell yet"
+
+
+def test_a_job_made_for_a_spec_that_was_edited_meanwhile_is_followed_at_once() -> None:
+    edited = replace(NEW, generation=2)
+    assert [p.begin for p in on_job(None, JOB, edited).workloads] == [True]
+    assert on_job(None, JOB, replace(edited, caught_up=True)) == NOBODY
+
+
+def test_a_job_that_somebody_takes_away_concerns_its_workload_even_if_nobody_follows_it() -> None:
+    going = replace(JOB, deleting=True)
+    route = on_job(JOB, going, NEW)
+    assert [(p.uid, p.begin) for p in route.workloads] == [("u", True)]
+    assert on_job(going, going, NEW) == NOBODY, "once"
+    gone = on_job(going, None, NEW)
+    assert gone.ledger
+    assert [(p.uid, p.begin) for p in gone.workloads] == [("u", True)]
+
+
+def test_a_job_whose_going_is_no_news_begins_nothing() -> None:
+    finished = replace(JOB, finished=True)
+    assert on_job(finished, replace(finished, deleting=True), NEW) == NOBODY
+    assert on_job(JOB, replace(JOB, deleting=True), replace(NEW, deleting=True, finalizer=True)) == NOBODY
+    for old, workload in ((finished, NEW), (JOB, None), (JOB, replace(NEW, deleting=True))):
+        route = on_job(old, None, workload)
+        assert route.ledger
+        assert [p.begin for p in route.workloads] == [False]
 
 
 def test_those_on_a_node_hear_when_it_can_no_longer_be_relied_on() -> None:
@@ -63,7 +89,9 @@ def test_those_on_a_node_hear_when_it_can_no_longer_be_relied_on() -> None:
     jobs = {"n1": [running, replace(JOB, name="w-1", finished=True)]}
     gone = on_node(NODE, None, lambda name: jobs.get(name, []))
     assert gone.ledger
-    assert [p.uid for p in gone.workloads] == ["u"]
+    assert [(p.uid, p.begin) for p in gone.workloads] == [("u", True)]
+    unready = on_node(NODE, replace(NODE, able=False, fingerprint=2), lambda _: [JOB])
+    assert [p.begin for p in unready.workloads] == [True], "also while its pod is not ready yet"
     assert on_node(NODE, NODE, lambda name: jobs.get(name, [])) == NOBODY
     relabelled = on_node(NODE, replace(NODE, fingerprint=2), lambda name: jobs.get(name, []))
     assert relabelled.ledger
@@ -99,13 +127,14 @@ def test_a_sweep_finds_every_workload_that_should_be_followed_and_is_not(
     workload: WorkloadDigest, jobs: list[JobDigest]
 ) -> None:
     poked = {p.uid for p in repairs({"u": workload}, by_workload(jobs), set()).workloads if p.begin}
-    telling = any(job.telling for job in jobs) or (workload.deleting and workload.finalizer)
-    assert ("u" in poked) == (telling and not workload.finished)
+    torn_down = workload.deleting and workload.finalizer
+    telling = any(job.telling for job in jobs) or (bool(jobs) and not workload.caught_up)
+    assert ("u" in poked) == ((telling or torn_down) and not workload.finished)
 
 
 def test_a_sweep_leaves_those_alone_that_are_well_followed() -> None:
     running = replace(JOB, ready=True)
-    route = repairs({"u": replace(NEW, caught_up=True)}, by_workload([running]), {"u"})
+    route = repairs({"u": replace(NEW, caught_up=True, phase="Running")}, by_workload([running]), {"u"})
     assert route.workloads == ()
 
 
@@ -121,6 +150,7 @@ def test_digests_read_what_the_api_server_sends() -> None:
     }
     digest = workload_digest(raw)
     assert digest.finished
+    assert digest.phase == "Failed"
     assert digest.finalizer
     assert digest.caught_up
     assert digest.expires == 1767225600.0 + 60

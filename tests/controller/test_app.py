@@ -1,0 +1,143 @@
+"""A leader's term: when it sweeps, when it looks a second time, and that no outage ends it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from controller import app
+from controller.app import Controller
+from controller.digests import JobDigest, WorkloadDigest
+from kube.reflector import Change
+from planning.model import Turn
+from tests.controller.fake_temporal import UNAVAILABLE, UNREACHABLE, FakeTemporal
+
+WORKLOAD = WorkloadDigest("ns", "w", 1, finished=False, deleting=False, finalizer=True, caught_up=True, expires=None)
+JOB = JobDigest("ns", "w-0", "u", "w", 0, "n1", ready=True, finished=False, deleting=False, uid="j")
+
+
+def controller(temporal: FakeTemporal, *, resync: float = 600.0) -> Controller:
+    """One whose watches have seen all there is: nothing yet."""
+    mine = Controller(None, temporal, resync=resync)  # type: ignore[arg-type]
+    for reflector in mine.reflectors.values():
+        reflector.synced.set()
+        reflector.resource_version = 1000
+    return mine
+
+
+def show(reflector: Any, uid: str, digest: Any) -> None:
+    """As if the reflector's watch had brought it."""
+    reflector._put(uid, reflector._versions.get(uid, 1000) + 1, digest)
+
+
+async def until(check: Callable[[], bool], seconds: float = 3.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not check():
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("away", [UNAVAILABLE, UNREACHABLE])
+async def test_a_sweep_waits_for_temporal(away: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "TEMPORAL_PAUSE", 0.05)
+    temporal = FakeTemporal()
+    temporal.away = away
+    mine = controller(temporal)
+    show(mine.workloads, "u", WORKLOAD)
+    show(mine.jobs, "j", JOB)
+    sweeping = asyncio.create_task(mine._sweeps())
+    await until(lambda: temporal.calls > 3)
+    assert not sweeping.done()
+    assert mine.temporal_away
+    temporal.away = None
+    await until(lambda: not mine.temporal_away)
+    sweeping.cancel()
+    due = mine.poker._workloads["u"]
+    assert due.poke.begin
+
+
+async def test_sweeps_bring_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    temporal = FakeTemporal()
+    mine = controller(temporal)
+    mine.workloads._put("u", 900, replace(WORKLOAD, caught_up=False))
+    mine.jobs._put("j", 900, JOB)
+    mine.poker._workloads.clear()
+    mine.poker._ledger_seen = None
+    sweeping = asyncio.create_task(mine._sweeps())
+    await until(lambda: mine.poker.pending == 2)
+    sweeping.cancel()
+    assert mine.poker._ledger_seen == {"gpuworkloads": 0}
+    assert mine.poker._workloads["u"].seen == {"gpuworkloads": 0}
+
+
+async def test_a_verdict_is_looked_for_twice_and_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "SECOND_LOOK", 0.3)
+    temporal = FakeTemporal()
+    temporal.held = {"lost": Turn(1, 1), "making": Turn(0, 0)}
+    mine = controller(temporal)
+    sweeping = asyncio.create_task(mine._sweeps())
+    await until(lambda: len(mine._suspects) == 2)
+    mine.poker._ledger_seen = None
+    temporal.open.add("making")
+    mine._sweep_now.set()  # a sweep for another reason comes too soon to tell
+    await asyncio.sleep(0.1)
+    assert temporal.signals == []
+    await until(lambda: bool(temporal.signals))
+    sweeping.cancel()
+    ((ledger, name, back),) = temporal.signals
+    assert (ledger, name, back.uid, back.turn) == ("placement/default", "requeue", "lost", Turn(2, 1))
+    assert mine._suspects == {}
+
+
+async def test_a_second_look_brings_no_pokes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "SECOND_LOOK", 0.05)
+    temporal = FakeTemporal()
+    temporal.held = {"lost": Turn(0, 0)}
+    mine = controller(temporal)
+    sweeping = asyncio.create_task(mine._sweeps())
+    await until(lambda: bool(mine._suspects))
+    mine.poker._ledger_seen = None
+    await until(lambda: bool(temporal.signals))
+    sweeping.cancel()
+    assert mine.poker.pending == 0
+
+
+async def test_a_tombstone_that_cannot_go_is_swept_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "TIDY_AFTER", 0.02)
+    mine = controller(FakeTemporal(), resync=0.05)
+    stone = replace(WORKLOAD, finished=True, phase="Succeeded")
+    show(mine.workloads, "u", stone)
+    show(mine.workloads, "v", stone)
+    assert not mine._tidying
+    for uid in ("u", "v"):
+        show(mine.workloads, uid, replace(stone, deleting=True))
+    assert mine._tidying.keys() == {"u", "v"}
+    mine.workloads._remove("v", 2000)  # its own workflow was about to remove the finalizer
+    await until(mine._sweep_now.is_set)
+    mine._sweep_now.clear()
+    await until(mine._sweep_now.is_set)
+    await until(lambda: not mine._tidying)  # ever later, and at last left to the resync
+
+
+async def test_the_end_of_a_term_tells_what_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    temporal = FakeTemporal()
+    mine = controller(temporal)
+
+    async def watch() -> None:
+        await asyncio.Event().wait()
+
+    for reflector in mine.reflectors.values():
+        monkeypatch.setattr(reflector, "run", watch)
+    leading = asyncio.create_task(mine.lead())
+    await until(lambda: bool(temporal.started))
+    names = {task.get_name() for task in mine.tasks}
+    assert {"pokes", "sweeps", "expiries", "watch of jobs"} <= names
+    temporal.started.clear()
+    mine._workload_changed(Change("added", "u", None, replace(WORKLOAD, caught_up=False, finalizer=False), 1001))
+    leading.cancel()
+    await asyncio.wait({leading})
+    assert leading.cancelled()
+    assert [id for id, _ in temporal.started] == ["placement/default"]

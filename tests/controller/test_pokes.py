@@ -1,0 +1,134 @@
+"""Pokes are coalesced, and what Temporal did not take stays due, however that came about."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from controller import pokes
+from controller.pokes import Poker
+from controller.routing import Route, WorkloadPoke
+from tests.controller.fake_temporal import UNAVAILABLE, UNREACHABLE, FakeTemporal
+from workflows.messages import Poke
+
+LEDGER = Route(ledger=True)
+BOTH = Route(
+    ledger=True, workloads=(WorkloadPoke("u", "ns", "w", begin=True), WorkloadPoke("v", "ns", "x", begin=True))
+)
+TRACE = ("u", "00-aa-bb-01")
+
+
+def poker(temporal: FakeTemporal, recovered: Callable[[], None] = lambda: None) -> Poker:
+    return Poker(temporal, pool="default", skip=lambda _: False, recovered=recovered)  # type: ignore[arg-type]
+
+
+async def until(check: Callable[[], bool], seconds: float = 5.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not check():
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("away", [UNAVAILABLE, UNREACHABLE])
+async def test_what_temporal_does_not_take_stays_due(away: Exception) -> None:
+    temporal, recoveries = FakeTemporal(), []
+    temporal.away = away
+    mine = poker(temporal, lambda: recoveries.append(1))
+    running = asyncio.create_task(mine.run())
+    mine.concern(BOTH, "gpuworkloads", 5, trace=TRACE)
+    await until(lambda: not mine.reachable)
+    mine.concern(BOTH, "jobs", 7)
+    assert not running.done()
+    temporal.away = None
+    await until(lambda: mine.reachable)
+    running.cancel()
+    assert mine.pending == 0
+    assert recoveries == [1]
+    told = dict(temporal.started)
+    assert told["placement/default"] == Poke({"gpuworkloads": 5, "jobs": 7}, dict([TRACE]))
+    assert told["gpuworkload/u"].seen == {"gpuworkloads": 5, "jobs": 7}
+    assert "gpuworkload/v" in told
+
+
+async def test_a_poke_under_way_when_all_is_cancelled_stays_due() -> None:
+    temporal = FakeTemporal()
+    temporal.gate = asyncio.Event()
+    mine = poker(temporal)
+    running = asyncio.create_task(mine.run())
+    mine.concern(LEDGER, "gpuworkloads", 5, trace=TRACE)
+    await until(lambda: temporal.calls > 0)
+    running.cancel()
+    await asyncio.wait({running})
+    mine.concern(Route(workloads=BOTH.workloads), "jobs", 7)
+    running = asyncio.create_task(mine._deliver_to_workloads())  # type: ignore[arg-type]
+    await until(lambda: temporal.calls > 2)
+    running.cancel()
+    await asyncio.wait({running})
+    assert mine.pending == 3
+    temporal.gate.set()
+    await mine.flush(2.0)
+    assert dict(temporal.started)["placement/default"] == Poke({"gpuworkloads": 5}, dict([TRACE]))
+    assert len(temporal.started) == 3
+
+
+async def test_an_unexpected_failure_loses_nothing_either() -> None:
+    temporal = FakeTemporal()
+    temporal.away = KeyError("a bug")
+    mine = poker(temporal)
+    mine.concern(LEDGER, "gpuworkloads", 5, trace=TRACE)
+    with pytest.raises(KeyError):
+        await mine.flush(1.0)
+    mine.concern(BOTH, "jobs", 7)
+    with pytest.raises(ExceptionGroup):
+        await mine._deliver_to_workloads()
+    assert mine.pending == 3
+    temporal.away = None
+    await mine.flush(1.0)
+    assert dict(temporal.started)["placement/default"] == Poke({"gpuworkloads": 5, "jobs": 7}, dict([TRACE]))
+
+
+async def test_a_failed_poke_and_a_newer_one_become_one_that_begins() -> None:
+    temporal = FakeTemporal()
+    mine = poker(temporal)
+    temporal.away = UNAVAILABLE
+
+    def meanwhile(_: str) -> None:
+        mine.concern(Route(workloads=(WorkloadPoke("u", "ns", "w", begin=False),)), "gpuworkloads", 9)
+
+    temporal.before = meanwhile
+    mine.concern(Route(workloads=(WorkloadPoke("u", "ns", "w", begin=True),)), "jobs", 7)
+    assert not await mine._deliver()
+    temporal.before, temporal.away = (lambda _: None), None
+    assert await mine._deliver()
+    ((_, state),) = temporal.started
+    assert state.seen == {"gpuworkloads": 9, "jobs": 7}
+
+
+async def test_the_end_does_not_wait_for_a_temporal_that_is_silent() -> None:
+    temporal = FakeTemporal()
+    temporal.gate = asyncio.Event()
+    mine = poker(temporal)
+    mine.concern(BOTH, "jobs", 7)
+    async with asyncio.timeout(1.0):
+        await mine.flush(0.05)
+    assert mine.pending == 3
+
+
+async def test_pods_that_end_wait_for_company_and_new_workloads_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pokes, "WORKLOAD_PAUSE", 0.0)
+    monkeypatch.setattr(pokes, "LEDGER_PAUSE", 0.0)
+    temporal = FakeTemporal()
+    mine = poker(temporal)
+    running = asyncio.create_task(mine.run())
+    for version in range(1, 30):
+        mine.concern(LEDGER, "pods", version)
+        await asyncio.sleep(0.01)
+    assert len(temporal.started) == 1, "the first goes at once, the others within a second"
+    assert mine.pending == 1
+    mine.concern(LEDGER, "gpuworkloads", 50)
+    await until(lambda: len(temporal.started) == 2, 0.3)
+    assert temporal.started[1][1].seen == {"gpuworkloads": 50, "pods": 29}
+    mine.concern(LEDGER, "pods", 60)
+    await until(lambda: mine.pending == 0, 2.0)
+    running.cancel()
