@@ -21,6 +21,7 @@ from temporalio.client import Client
 from temporalio.common import WorkflowIDReusePolicy
 
 from activities.cache import ClusterCache
+from activities.messages import WorkloadState, workload_attributes, workload_id
 from activities.signatures import CARRY_OUT, TASK_QUEUE, CarriedOut, CarryOut, WorkloadRef
 from activities.writes import add_finalizer, delete_job, reference, write_status
 from kube.client import KubeClient
@@ -41,7 +42,6 @@ from planning.lifecycle import JOB_REFUSED
 from planning.model import Assignment, JobView, Verdict, Waiting, Withdrawal, WorkloadView
 from planning.placement import strategy_name
 from planning.views import job_view, workload_view
-from workflows.messages import WorkloadState, workload_attributes, workload_id
 
 log = logging.getLogger(__name__)
 

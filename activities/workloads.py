@@ -13,6 +13,7 @@ from temporalio.client import Client
 from temporalio.common import WorkflowIDReusePolicy
 
 from activities.cache import ClusterCache
+from activities.messages import PlacementState, Requeue, placement_attributes, placement_id
 from activities.signatures import FOLLOW, HAND_BACK, TASK_QUEUE, Followed, FollowRequest, HandBack
 from activities.writes import delete_job, reference, remove_finalizer, write_status
 from kube.client import KubeClient
@@ -24,7 +25,6 @@ from planning.failures import failure_detail
 from planning.lifecycle import FailureDetail, Observation, Step, next_step
 from planning.model import JobView, Turn, WorkloadView
 from planning.views import workload_view
-from workflows.messages import PlacementState, Requeue, placement_attributes, placement_id
 
 CATCH_UP = 3.0
 # Deletion waits for pods to go; a lost poke should not make it wait for the next sweep.

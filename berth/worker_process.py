@@ -21,6 +21,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker, WorkerDeploymentConfig
 
 from activities.cache import ClusterCache
+from activities.messages import KIND, NAME, NAMESPACE, NODE, PHASE
 from activities.placements import Placements
 from activities.planner import Planner
 from activities.signatures import TASK_QUEUE
@@ -31,7 +32,6 @@ from controller.outage import TEMPORAL_AWAY, reason
 from kube.client import KubeClient
 from kube.events import EventRecorder
 from workflows.gpuworkload import GPUWorkload
-from workflows.messages import KIND, NAME, NAMESPACE, NODE, PHASE
 from workflows.placement import Placement
 
 log = logging.getLogger(__name__)

@@ -21,10 +21,7 @@ from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.signatures import TASK_QUEUE, Versions, WorkloadRef
-from controller.outage import TEMPORAL_AWAY, reason
-from controller.routing import Route, WorkloadPoke
-from workflows.messages import (
+from activities.messages import (
     PlacementState,
     Poke,
     WorkloadState,
@@ -33,6 +30,9 @@ from workflows.messages import (
     workload_attributes,
     workload_id,
 )
+from activities.signatures import TASK_QUEUE, Versions, WorkloadRef
+from controller.outage import TEMPORAL_AWAY, reason
+from controller.routing import Route, WorkloadPoke
 from workflows.placement import newest
 
 log = logging.getLogger(__name__)

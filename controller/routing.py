@@ -59,8 +59,8 @@ def on_job(old: JobDigest | None, new: JobDigest | None, workload: WorkloadDiges
     """A Job of ours changed; `workload` is its owner as far as the controller knows."""
     job = new or old
     if job is None or (workload is not None and workload.finished):
-        # A tombstone's Job going away still frees its place in the ledger's books.
-        return Route(ledger=new is None and job is not None)
+        # A tombstone's Job that goes unfinished frees its place; a finished one did so when it finished.
+        return Route(ledger=new is None and job is not None and not job.finished)
     poke = WorkloadPoke(job.workload_uid, job.namespace, workload.name if workload else job.workload, True, job.node)
     if new is None:
         # Somebody took an unfinished Job away; its workload must hear of it even if nobody follows it yet. One that is
@@ -69,7 +69,8 @@ def on_job(old: JobDigest | None, new: JobDigest | None, workload: WorkloadDiges
         return Route(ledger=True, workloads=(replace(poke, begin=alive and not job.finished),))
     was = (old.ready, old.finished) if old else (False, False)
     if (new.ready, new.finished) != was and (new.ready or new.finished):
-        return Route(workloads=(poke,))
+        # A Job claims its GPUs until it is finished, a moment after its pod has gone.
+        return Route(ledger=new.finished, workloads=(poke,))
     if old is None and workload is not None and workload.generation > 1 and not workload.caught_up:
         return Route(workloads=(poke,))  # made for a spec that was edited meanwhile; the edit was seen before the Job
     # A teardown deletes its own Jobs: whoever follows that workload knows.

@@ -21,6 +21,7 @@ from temporalio.client import (
 )
 from temporalio.service import RPCError, RPCStatusCode
 
+from activities.messages import PlacementState, Requeue, placement_id, workload_id
 from activities.writes import delete_job, remove_finalizer
 from controller.digests import JobDigest, WorkloadDigest
 from controller.outage import reason
@@ -30,7 +31,6 @@ from kube.errors import Conflict, KubeError, NotFound
 from kube.resources import GPUWORKLOADS
 from planning.model import Turn
 from planning.views import workload_view
-from workflows.messages import PlacementState, Requeue, placement_id, workload_id
 
 log = logging.getLogger(__name__)
 _swept = metrics.get_meter("berth.controller").create_counter(

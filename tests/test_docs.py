@@ -394,8 +394,8 @@ def handlers() -> dict[str, set[str]]:
 
 @every_page
 def test_lines_for_the_temporal_cli_name_what_exists(page: Path) -> None:
+    from activities.messages import placement_id, workload_id
     from activities.signatures import TASK_QUEUE
-    from workflows.messages import placement_id, workload_id
 
     for line in code(read(page)):
         called = words(line)
@@ -416,7 +416,7 @@ def test_lines_for_the_temporal_cli_name_what_exists(page: Path) -> None:
 
 @every_page
 def test_search_attributes_exist(page: Path) -> None:
-    from workflows import messages
+    from activities import messages
 
     known = {key.name for key in (messages.KIND, messages.NAMESPACE, messages.NAME, messages.NODE, messages.PHASE)}
     assert set(re.findall(r"\bBerth[A-Z]\w+", read(page))) <= known

@@ -13,9 +13,9 @@ from temporalio import workflow
 from temporalio.common import RetryPolicy, SearchAttributeUpdate, VersioningBehavior
 from temporalio.exceptions import ActivityError, is_cancelled_exception
 
+from activities.messages import NODE, PHASE, Poke, WorkloadState
 from activities.signatures import FOLLOW, HAND_BACK, Followed, FollowRequest, HandBack
 from planning.model import Verdict
-from workflows.messages import NODE, PHASE, Poke, WorkloadState
 from workflows.placement import newest
 
 # A short call is repeated inside the workflow task for this long; after that Temporal's own timer takes over, so that

@@ -13,6 +13,7 @@ from datetime import timedelta
 from temporalio import workflow
 from temporalio.common import RetryPolicy, VersioningBehavior
 
+from activities.messages import PlacementState, Poke, Requeue
 from activities.signatures import (
     CARRY_OUT,
     DECIDE,
@@ -24,7 +25,6 @@ from activities.signatures import (
 )
 from planning.ledger import after_carrying_out, after_deciding, after_requeue
 from planning.model import Decision
-from workflows.messages import PlacementState, Poke, Requeue
 
 # Assignments per round: large enough to share a round's events, small enough that a freed GPU waits a second at most.
 ROUND_LIMIT = 200

@@ -18,9 +18,9 @@ from pathlib import Path
 import aiohttp
 from temporalio.client import Client, WorkflowExecution, WorkflowExecutionDescription
 
+from activities.messages import placement_id
 from kube.connection import Connection
 from stack import Stack
-from workflows.messages import placement_id
 
 WRITES = ("POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION")
 _LINE = re.compile(rb"^apiserver_request_total\{([^}]*)\} ([0-9.e+]+)$", re.MULTILINE)

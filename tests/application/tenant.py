@@ -12,12 +12,12 @@ import pytest
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client
 
+from activities.messages import workload_id
 from crds.gpuworkload import API_VERSION, KIND
 from kube.client import KubeClient
 from kube.errors import NotFound
 from kube.resources import EVENTS, GPUWORKLOADS, JOBS, NODES, PODS
 from stack import SimulatedNode, Stack, node_manifest
-from workflows.messages import workload_id
 
 
 @dataclass

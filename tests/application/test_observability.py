@@ -8,9 +8,9 @@ import urllib.request
 
 import pytest
 
+from activities.messages import workload_id
 from tests.application.collector import Collector
 from tests.application.tenant import Tenant, eventually
-from workflows.messages import workload_id
 
 pytestmark = pytest.mark.stack
 

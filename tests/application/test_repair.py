@@ -8,10 +8,10 @@ import pytest
 from temporalio.client import WorkflowExecutionStatus
 from temporalio.service import RPCError
 
+from activities.messages import workload_id
 from kube.resources import GPUWORKLOADS
 from planning.naming import FINALIZER
 from tests.application.tenant import Tenant, eventually
-from workflows.messages import workload_id
 
 pytestmark = pytest.mark.stack
 

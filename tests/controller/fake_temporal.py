@@ -10,8 +10,8 @@ from typing import Any
 from temporalio.client import WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
+from activities.messages import PlacementState
 from planning.model import Ledger, Turn
-from workflows.messages import PlacementState
 
 UNREACHABLE = RuntimeError("Failed client connect: `get_system_info` call error")
 UNAVAILABLE = RPCError("tcp connect error", RPCStatusCode.UNAVAILABLE, b"")

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
+from activities.messages import Poke
 from controller import pokes
 from controller.pokes import Poker
 from controller.routing import Route, WorkloadPoke
 from tests.controller.fake_temporal import UNAVAILABLE, UNREACHABLE, FakeTemporal
-from workflows.messages import Poke
 
 LEDGER = Route(ledger=True)
 BOTH = Route(

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from activities.messages import placement_id, workload_id
 from berth.cli.application import after_up, application_processes
 from berth.process import ProcessOptions, connect_temporal
 from berth.version import build_id
@@ -19,7 +20,6 @@ from kube.client import KubeClient
 from kube.resources import NAMESPACES
 from stack import Lines, Stack, UpOptions
 from tests.application.tenant import Tenant
-from workflows.messages import placement_id, workload_id
 
 FOLDER = Path(__file__).parent / "histories"
 
