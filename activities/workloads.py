@@ -26,7 +26,9 @@ from planning.lifecycle import FailureDetail, Observation, Step, next_step
 from planning.model import JobView, Turn, WorkloadView
 from planning.views import workload_view
 
-CATCH_UP = 3.0
+# Just under the eight seconds after which the SDK extends a workflow task: giving up earlier costs a timer and one more
+# look, six events, and a busy worker's watches may well be some seconds behind.
+CATCH_UP = 6.0
 # Deletion waits for pods to go; a lost poke should not make it wait for the next sweep.
 LOOK_AGAIN = 30.0
 
