@@ -131,7 +131,8 @@ class Placements:
                 try:
                     await do(entry)
                 except TRANSIENT:
-                    if activity.info().attempt < ATTEMPTS:
+                    # An assignment is a promise: it must end as made, stale or refused, however long that takes.
+                    if isinstance(entry, Assignment) or activity.info().attempt < ATTEMPTS:
                         raise
                     log.exception("%s: given up after %d tries", type(entry).__name__, ATTEMPTS)
                 except KubeError as refused:
@@ -149,7 +150,13 @@ class Placements:
             if activity.info().attempt < ATTEMPTS:
                 raise
             # It is this one entry that fails, by a server's error time and again: the others should not wait for it.
-            job = await self._job(assignment)
+            try:
+                job = await self._job(assignment)
+            except TRANSIENT:
+                raise  # it is the API server that is away
+            except (KubeError, ValueError) as refused:
+                done.refused.append(_refusal(assignment, refused))
+                return
             if job is None:
                 done.refused.append(_refusal(assignment, away))
                 return
@@ -161,7 +168,12 @@ class Placements:
             done.stale.append(assignment.uid)
             return
         done.made[assignment.uid] = made.job.resource_version
-        await self._show(assignment, made)
+        try:
+            await self._show(assignment, made)
+        except TRANSIENT:
+            if activity.info().attempt < ATTEMPTS:
+                raise
+            log.exception("the status of %s/%s could not be written", assignment.namespace, assignment.name)
 
     async def _make(self, assignment: Assignment, trace: str | None) -> _Made | None:
         """The assignment's Job, made now or by an earlier try. None: the workload changed and nothing was made."""

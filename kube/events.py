@@ -184,7 +184,7 @@ class EventRecorder:
                     return False
                 self._give_up(series, exc)
                 return False
-            except Exception as exc:
+            except Exception as exc:  # Events are for people: no failure to write one may end the recorder
                 self._give_up(series, exc)
                 return True
             self.written += 1

@@ -123,7 +123,7 @@ class LeaderElector:
                         continue
             except TimeoutError:
                 error = "no answer"
-            except Exception as exc:
+            except Exception as exc:  # whatever kept it from renewing, the deadline alone decides
                 error = exc
                 log.warning("cannot renew the lease %s/%s: %s", self._namespace, self._name, exc)
             if self.holder not in ("", self.identity):
