@@ -149,6 +149,7 @@ class ClusterCache:
             workloads=tuple(self.workloads.items.values()),
             defaults=self.defaults,
             jobs_version=self.jobs.resource_version,
+            workloads_version=self.workloads.resource_version,
         )
 
     def _aged(self, uid: str, job: JobView, now: float) -> JobView:

@@ -1,7 +1,8 @@
-"""Carries out a recorded decision: Jobs, statuses, Events, and verdicts to the workloads they concern.
+"""Carries out a recorded decision: Jobs, Events, verdicts to the workloads they concern, and what statuses tell.
 
 Every effect can be repeated, for the activity is: a Job that exists already counts as made, a workload that changed
-since it was decided upon is left alone and reported stale.
+since it was decided upon is left alone and reported stale. The statuses of all whose Job was made or runs are written
+last and together: by then many a new Job runs, and is told in one write.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from opentelemetry import metrics
 from opentelemetry.trace import get_tracer
@@ -22,7 +23,7 @@ from temporalio.common import WorkflowIDReusePolicy
 
 from activities.cache import ClusterCache
 from activities.messages import WorkloadState, workload_attributes, workload_id
-from activities.signatures import CARRY_OUT, TASK_QUEUE, CarriedOut, CarryOut, WorkloadRef
+from activities.signatures import CARRY_OUT, TASK_QUEUE, CarriedOut, CarryOut, Versions, WorkloadRef
 from activities.writes import add_finalizer, delete_job, reference, write_status
 from kube.client import KubeClient
 from kube.errors import (
@@ -41,6 +42,7 @@ from planning import jobs, status
 from planning.lifecycle import JOB_REFUSED
 from planning.model import Assignment, JobView, Verdict, Waiting, Withdrawal, WorkloadView
 from planning.placement import strategy_name
+from planning.projection import Lag, lagging
 from planning.views import job_view, workload_view
 
 log = logging.getLogger(__name__)
@@ -61,15 +63,23 @@ T = TypeVar("T")
 TRANSIENT = (Unavailable, Unauthorized, Conflict)
 # Tries after which an entry that still fails is given up on, so that the others are not held up by it.
 ATTEMPTS = 5
+# How long new Jobs may take to show up in the cache before their statuses are left to the next round.
+VISIBLE_WAIT = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Made:
-    """A Job, and its workload at the version that the status is to be written for, where that is known."""
+@dataclass(slots=True)
+class _Progress:
+    """What was done so far."""
 
-    job: JobView
-    view: WorkloadView | None
-    version: int
+    made: dict[str, int] = field(default_factory=dict)
+    stale: list[str] = field(default_factory=list)
+    refused: list[Verdict] = field(default_factory=list)
+    accepted: dict[str, int] = field(default_factory=dict)
+    rejected: dict[str, int] = field(default_factory=dict)
+    lagging: int = 0
+
+    def result(self) -> CarriedOut:
+        return CarriedOut(self.made, self.stale, self.refused, self.accepted, self.rejected, self.lagging)
 
 
 async def _heartbeat() -> None:
@@ -106,7 +116,7 @@ class Placements:
     @activity.defn(name=CARRY_OUT)
     async def carry_out(self, request: CarryOut) -> CarriedOut:
         """Raises Unavailable when the API server or Temporal could not be asked; the whole is then repeated."""
-        done, decision = CarriedOut(), request.decision
+        done, decision = _Progress(), request.decision
         await self._cache.wait_synced()
         alive = asyncio.create_task(_heartbeat())
         try:
@@ -116,9 +126,10 @@ class Placements:
             await self._each([*decision.verdicts, *done.refused], self._tell)
             await self._each(decision.examine, lambda entry: self._examine(entry, done))
             await self._each(decision.waiting, self._tell_waiting)
+            await self._show(decision.assignments, done)
         finally:
             alive.cancel()
-        return done
+        return done.result()
 
     async def _each(self, entries: Iterable[T], do: Callable[[T], Awaitable[None]]) -> None:
         """Does all, some at a time. One that fails does not keep the others from being done, and one that is refused
@@ -143,9 +154,9 @@ class Placements:
             if isinstance(result, BaseException):
                 raise result
 
-    async def _assign(self, assignment: Assignment, trace: str | None, done: CarriedOut) -> None:
+    async def _assign(self, assignment: Assignment, trace: str | None, done: _Progress) -> None:
         try:
-            made = await self._make(assignment, trace)
+            job = await self._make(assignment, trace, done)
         except TRANSIENT as away:
             if activity.info().attempt < ATTEMPTS:
                 raise
@@ -160,28 +171,19 @@ class Placements:
             if job is None:
                 done.refused.append(_refusal(assignment, away))
                 return
-            made = _Made(job, None, 0)
         except (KubeError, ValueError) as refused:
             done.refused.append(_refusal(assignment, refused))
             return
-        if made is None:
+        if job is None:
             done.stale.append(assignment.uid)
-            return
-        done.made[assignment.uid] = made.job.resource_version
-        try:
-            await self._show(assignment, made)
-        except TRANSIENT:
-            if activity.info().attempt < ATTEMPTS:
-                raise
-            log.exception("the status of %s/%s could not be written", assignment.namespace, assignment.name)
+        else:
+            done.made[assignment.uid] = job.resource_version
 
-    async def _make(self, assignment: Assignment, trace: str | None) -> _Made | None:
+    async def _make(self, assignment: Assignment, trace: str | None, done: _Progress) -> JobView | None:
         """The assignment's Job, made now or by an earlier try. None: the workload changed and nothing was made."""
-        found = await self._unchanged(assignment)
-        if found is None:
-            job = await self._job(assignment)
-            return None if job is None else _Made(job, None, 0)
-        view, version = found
+        view = await self._unchanged(assignment)
+        if view is None:
+            return await self._job(assignment)
         with _tracer.start_as_current_span(
             "create Job",
             context=_traces.extract({"traceparent": trace}) if trace else None,
@@ -193,22 +195,37 @@ class Placements:
             except NotFound:  # the namespace is going
                 return None
             except AlreadyExists:
-                job = await self._job(assignment)
-        return None if job is None else _Made(job, view, version)
+                return await self._job(assignment)
+        _scheduled.add(1, {"strategy": assignment.strategy})
+        if assignment.turn.attempt == 0:
+            _wait.record(max(0.0, time.time() - view.created))
+        self._events.record(
+            regarding=reference(view),
+            type="Normal",
+            reason="Scheduled",
+            action="Place",
+            note=f"Job {assignment.job_name} was created on node {assignment.node} ({assignment.strategy})",
+        )
+        return job
 
-    async def _unchanged(self, assignment: Assignment) -> tuple[WorkloadView, int] | None:
-        """The workload as it was decided upon, with berth's finalizer, and the version it has then."""
+    async def _unchanged(self, assignment: Assignment) -> WorkloadView | None:
+        """The workload as it was decided upon, now with berth's finalizer."""
         view = self._cache.workloads.items.get(assignment.uid)
         if view is not None and view.resource_version == assignment.resource_version:
-            version = await add_finalizer(self._kube, view)
-            if version is not None:
-                return view, version
+            raw = await add_finalizer(self._kube, view)
+            if raw is not None:
+                return self._observe(raw)
         # Something was written since the cache looked: a status of ours perhaps, and then the decision stands.
         view = await self._read(assignment)
         if view is None or view.deleting or view.finished or view.generation != assignment.generation:
             return None
-        version = await add_finalizer(self._kube, view)
-        return None if version is None else (view, version)
+        raw = await add_finalizer(self._kube, view)
+        return None if raw is None else self._observe(raw)
+
+    def _observe(self, raw: dict[str, Any]) -> WorkloadView:
+        """What a write of ours made of a workload; the cache should not wait for the watch to tell it."""
+        self._cache.workloads.observe(raw)
+        return workload_view(raw)
 
     async def _read(self, assignment: Assignment) -> WorkloadView | None:
         try:
@@ -229,36 +246,37 @@ class Placements:
         same = (job.attempt, job.node) == (assignment.turn.attempt, assignment.node)
         return job if same and not job.deleting else None
 
-    async def _show(self, assignment: Assignment, made: _Made) -> None:
-        """The status, the Event and the counters of a new Job. Where the workload is gone, its Job goes too."""
-        view, version = made.view, made.version
-        for _ in range(3):
-            if view is None:
-                view = await self._read(assignment)
-                if view is None:
-                    await delete_job(
-                        self._kube, assignment.namespace, assignment.job_name, made.job.uid, finished=False
-                    )
-                    return
-                version = view.resource_version
-            patch = status.assigned(view, assignment, time.time())
-            if patch is None or view.status.get("jobName") == assignment.job_name:
-                return  # told already, by an earlier try or by its own workflow
-            if await write_status(self._kube, view, patch, resource_version=version) is not None:
-                break
-            view = None
-        else:
-            return
-        _scheduled.add(1, {"strategy": assignment.strategy})
-        if assignment.turn.attempt == 0:
-            _wait.record(max(0.0, time.time() - view.created))
-        self._events.record(
-            regarding=reference(view),
-            type="Normal",
-            reason="Scheduled",
-            action="Place",
-            note=f"Job {assignment.job_name} was created on node {assignment.node} ({assignment.strategy})",
+    async def _show(self, assignments: Iterable[Assignment], done: _Progress) -> None:
+        """Brings every status up to date that lags behind its Job. Where the workload is gone, its new Job goes too."""
+        unseen: Versions = {}
+        if done.made:
+            unseen = await self._cache.reach({"jobs": max(done.made.values())}, VISIBLE_WAIT)
+        found = lagging(
+            time.time(),
+            self._cache.workloads.items.values(),
+            self._cache.jobs.items.values(),
+            self._cache.pods.items.values(),
+            self._cache.nodes.items.values(),
         )
+
+        async def write(lag: Lag) -> None:
+            if not await self._write(lag.view, lag.status):
+                done.lagging += 1
+
+        await self._each(found, write)
+        if unseen:
+            done.lagging += 1
+        for made in assignments:
+            if made.uid in done.made and made.uid not in self._cache.workloads.items and await self._read(made) is None:
+                job = await self._job(made)
+                if job is not None:
+                    await delete_job(self._kube, job.namespace, job.name, job.uid, finished=False)
+
+    async def _write(self, view: WorkloadView, patch: status.Status) -> bool:
+        raw = await write_status(self._kube, view, patch)
+        if raw is not None:
+            self._cache.workloads.observe(raw)
+        return raw is not None
 
     async def _withdraw(self, withdrawal: Withdrawal) -> None:
         await delete_job(self._kube, withdrawal.namespace, withdrawal.job_name, withdrawal.job_uid, finished=False)
@@ -283,7 +301,7 @@ class Placements:
             start_signal_args=[verdict],
         )
 
-    async def _examine(self, entry: Waiting, done: CarriedOut) -> None:
+    async def _examine(self, entry: Waiting, done: _Progress) -> None:
         """Asks the API server, by a Job that is not made, whether a template would do."""
         view = self._cache.workloads.items.get(entry.uid)
         if view is None or view.resource_version != entry.resource_version:
@@ -315,7 +333,7 @@ class Placements:
             done.accepted[view.uid] = view.generation
             patch = status.accepted(view, time.time())
         if patch is not None:
-            await write_status(self._kube, view, patch)
+            await self._write(view, patch)
 
     async def _tell_waiting(self, entry: Waiting) -> None:
         view = self._cache.workloads.items.get(entry.uid)
@@ -325,7 +343,7 @@ class Placements:
         patch = status.waiting(view, entry, time.time(), strategy=strategy)
         if patch is None or status.same(view, patch):
             return
-        if await write_status(self._kube, view, patch) is not None:
+        if await self._write(view, patch):
             normal = entry.reason in ("WaitingForCapacity", "WaitingForPods", status.SUSPENDED)
             self._events.record(
                 regarding=reference(view),

@@ -16,6 +16,7 @@ from kube.client import KubeClient
 from kube.resources import CONFIGMAPS
 from planning.model import Decision, Ledger, Snapshot
 from planning.placement import decide
+from planning.projection import lagging
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ class Planner:
             )
         behind = await self._cache.reach(request.fresh, FRESH_WAIT)
         snapshot, settings = self._cache.snapshot(), self._cache.settings
+        jobs = tuple(self._cache.jobs.items.values())
         began = time.perf_counter()
         # In a thread: a large queue takes a while, and the worker's watches must go on meanwhile.
         decision = await asyncio.to_thread(
@@ -54,7 +56,9 @@ class Planner:
         _seconds.record(time.perf_counter() - began)
         _queued.set(decision.queued)
         _in_flight.set(len(request.ledger.in_flight) + len(decision.assignments) - len(decision.seen))
-        return DecideResult(decision, _binding(decision, snapshot, request.ledger), bool(behind), restored)
+        lags = await asyncio.to_thread(lagging, snapshot.now, snapshot.workloads, jobs, snapshot.pods, snapshot.nodes)
+        versions = _binding(decision, snapshot, request.ledger)
+        return DecideResult(decision, versions, bool(behind), restored, len(lags))
 
     async def _restored(self, missing: Versions) -> bool:
         """Whether the API server itself is older than what was seen of it: etcd was restored from a backup."""
@@ -72,5 +76,7 @@ def _binding(decision: Decision, snapshot: Snapshot, ledger: Ledger) -> Versions
     seen = set(decision.seen)
     versions = [job.resource_version for job in snapshot.jobs if job.workload_uid in seen]
     jobs = max(versions + [ledger.made.get(uid, 0) for uid in seen], default=0)
-    workloads = max((assignment.resource_version for assignment in decision.assignments), default=0)
+    # A workload may be known in a version of ours that the watch has yet to bring; that it is there, the watch brought.
+    seen_at = max((assignment.resource_version for assignment in decision.assignments), default=0)
+    workloads = min(seen_at, snapshot.workloads_version)
     return {kind: version for kind, version in (("jobs", jobs), ("gpuworkloads", workloads)) if version}

@@ -46,17 +46,22 @@ class DecideResult:
 
     `behind`: the cache had not caught up with `fresh` in time, so the round may have missed the news.
     `restored`: the API server itself is older than `at_least`: its data was restored, and old versions mean nothing.
+    `lagging`: how many statuses do not tell yet that their Job was made, or runs.
     """
 
     decision: Decision
     versions: Versions
     behind: bool = False
     restored: bool = False
+    lagging: int = 0
 
 
 @dataclass(frozen=True)
 class CarryOut:
-    """A decision to carry out. `traces`: where a workload's trace began, as W3C traceparents by UID, where known."""
+    """A decision to carry out; the statuses that lag behind their Jobs are brought up to date with it.
+
+    `traces`: where a workload's trace began, as W3C traceparents by UID, where known.
+    """
 
     decision: Decision
     traces: dict[str, str] = field(default_factory=dict)
@@ -71,6 +76,7 @@ class CarriedOut:
     refused: list[Verdict] = field(default_factory=list)  # the API server refused the Job
     accepted: dict[str, int] = field(default_factory=dict)  # template taken in a dry run, by UID -> generation
     rejected: dict[str, int] = field(default_factory=dict)  # template refused in a dry run, by UID -> generation
+    lagging: int = 0  # statuses that still do not tell of their Job: the cache was behind, or they changed meanwhile
 
 
 @dataclass(frozen=True)

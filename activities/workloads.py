@@ -105,6 +105,7 @@ class Workloads:
                 if not anew:
                     return await self._look(request, anew=True)
                 return Followed("wait", view.phase, step.message, request.turn, 2.0, step.node)
+            self._cache.workloads.observe(raw)
             self._tell(step, view)
         match step.kind:
             case "follow":

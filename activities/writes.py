@@ -35,15 +35,15 @@ async def write_status(
         return None
 
 
-async def add_finalizer(kube: KubeClient, view: WorkloadView) -> int | None:
-    """Adds berth's finalizer (others' stay), if the object is still at that version. Returns the version it has then,
+async def add_finalizer(kube: KubeClient, view: WorkloadView) -> dict[str, Any] | None:
+    """Adds berth's finalizer (others' stay), if the object is still at that version. Returns the object as it is then,
     or None: it changed, is being deleted, or is gone.
     """
     try:
         if view.finalizer:
             raw = await kube.get(GPUWORKLOADS, view.name, view.namespace)
-            current = int(raw["metadata"]["resourceVersion"])
-            return current if current == view.resource_version and raw["metadata"]["uid"] == view.uid else None
+            same = int(raw["metadata"]["resourceVersion"]) == view.resource_version
+            return raw if same and raw["metadata"]["uid"] == view.uid else None
         # A merge patch costs the API server half of a server-side apply; the version makes replacing the list safe.
         body = {
             "metadata": {
@@ -52,8 +52,7 @@ async def add_finalizer(kube: KubeClient, view: WorkloadView) -> int | None:
                 "finalizers": [*view.other_finalizers, FINALIZER],
             }
         }
-        raw = await kube.merge_patch(GPUWORKLOADS, view.name, view.namespace, body)
-        return int(raw["metadata"]["resourceVersion"])
+        return await kube.merge_patch(GPUWORKLOADS, view.name, view.namespace, body)
     except (Conflict, NotFound):
         return None
     except Invalid:

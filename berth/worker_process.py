@@ -103,7 +103,7 @@ def build_worker(temporal: Client, cache: ClusterCache, kube: KubeClient, events
         activities=[planner.decide, placements.carry_out, workloads.follow, workloads.hand_back],
         workflow_runner=UnsandboxedWorkflowRunner(),
         max_cached_workflows=CACHED_WORKFLOWS,
-        max_concurrent_local_activities=64,
+        max_concurrent_local_activities=16,
         graceful_shutdown_timeout=DRAIN,
         deployment_config=WorkerDeploymentConfig(
             version=WorkerDeploymentVersion(DEPLOYMENT, build_id()),

@@ -14,9 +14,7 @@ TOMBSTONES = ("Succeeded", "Failed")
 
 @dataclass(frozen=True, slots=True)
 class WorkloadDigest:
-    """`caught_up`: the status was written for this generation. `expires`: when a finished one may be deleted. `phase`:
-    what the status shows, by which the sweep notices a workflow that missed its Job.
-    """
+    """`caught_up`: the status was written for this generation. `expires`: when a finished one may be deleted."""
 
     namespace: str
     name: str
@@ -26,11 +24,12 @@ class WorkloadDigest:
     finalizer: bool
     caught_up: bool
     expires: float | None
-    phase: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class JobDigest:
+    """`complete`: it finished well; a Job that failed is finished only."""
+
     namespace: str
     name: str
     workload_uid: str
@@ -41,11 +40,12 @@ class JobDigest:
     finished: bool
     deleting: bool
     uid: str = ""
+    complete: bool = False
 
     @property
     def telling(self) -> bool:
         """True once there is something for the workload's own workflow to see."""
-        return self.ready or self.finished or self.deleting
+        return self.finished or self.deleting
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,6 @@ def workload_digest(raw: Mapping[str, Any]) -> WorkloadDigest:
         finalizer=FINALIZER in (meta.get("finalizers") or ()),
         caught_up=status.get("observedGeneration") == meta.get("generation"),
         expires=ended + ttl if finished and ended is not None and isinstance(ttl, int) else None,
-        phase=str(phase or ""),
     )
 
 
@@ -83,6 +82,7 @@ def job_digest(raw: Mapping[str, Any]) -> JobDigest | None:
         return None
     owner: Mapping[str, Any] = next((o for o in meta.get("ownerReferences") or () if o.get("uid") == uid), {})
     attempt = str(labels.get(ATTEMPT_LABEL, "0"))
+    ended = {c.get("type") for c in status.get("conditions") or () if c.get("status") == "True"}
     return JobDigest(
         namespace=meta.get("namespace", ""),
         name=meta.get("name", ""),
@@ -91,12 +91,10 @@ def job_digest(raw: Mapping[str, Any]) -> JobDigest | None:
         attempt=int(attempt) if attempt.isdigit() else 0,
         node=annotations.get(NODE_ANNOTATION, ""),
         ready=bool(status.get("ready")),
-        finished=any(
-            c.get("type") in ("Complete", "Failed") and c.get("status") == "True"
-            for c in status.get("conditions") or ()
-        ),
+        finished=not ended.isdisjoint(("Complete", "Failed")),
         deleting="deletionTimestamp" in meta,
         uid=meta.get("uid", ""),
+        complete="Complete" in ended,
     )
 
 

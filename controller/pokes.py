@@ -218,7 +218,7 @@ class Poker:
                     task_queue=TASK_QUEUE,
                     id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
                     id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
-                    search_attributes=workload_attributes(ref, poke.node, "Running"),
+                    search_attributes=workload_attributes(ref, poke.node, poke.phase),
                     static_summary=f"{poke.namespace}/{poke.name}",
                 )
                 return

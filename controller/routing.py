@@ -14,13 +14,16 @@ from controller.digests import JobDigest, NodeDigest, WorkloadDigest
 
 @dataclass(frozen=True, slots=True)
 class WorkloadPoke:
-    """`begin`: start the workflow if none is open; else only an open one hears of it."""
+    """`begin`: start the workflow if none is open; else only an open one hears of it. `node` and `phase` are what a
+    workflow shows from its start, so that it need not write them later.
+    """
 
     uid: str
     namespace: str
     name: str
     begin: bool
     node: str = ""
+    phase: str = "Running"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +69,22 @@ def on_job(old: JobDigest | None, new: JobDigest | None, workload: WorkloadDiges
         # Somebody took an unfinished Job away; its workload must hear of it even if nobody follows it yet. One that is
         # deleted and has no finalizer (any more) is past helping.
         alive = workload is not None and (workload.finalizer or not workload.deleting)
+        if job.complete and workload is not None and not workload.deleting:
+            # Its own workflow has just deleted it. A signal now would make Temporal refuse that workflow's end, and
+            # everything it did be done again.
+            return Route(ledger=True)
         return Route(ledger=True, workloads=(replace(poke, begin=alive and not job.finished),))
-    was = (old.ready, old.finished) if old else (False, False)
-    if (new.ready, new.finished) != was and (new.ready or new.finished):
+    if new.finished and not (old is not None and old.finished):
         # A Job claims its GPUs until it is finished, a moment after its pod has gone.
-        return Route(ledger=new.finished, workloads=(poke,))
+        return Route(ledger=True, workloads=(replace(poke, phase="Succeeded") if new.complete else poke,))
     if old is None and workload is not None and workload.generation > 1 and not workload.caught_up:
         return Route(workloads=(poke,))  # made for a spec that was edited meanwhile; the edit was seen before the Job
     # A teardown deletes its own Jobs: whoever follows that workload knows.
     torn_down = workload is not None and workload.deleting
     if new.deleting and not (old is not None and old.deleting) and not new.finished and not torn_down:
         return Route(workloads=(poke,))
-    return NOBODY
+    # That it runs, the ledger shows for all at once; it begins no workflow.
+    return Route(ledger=new.ready and not (old is not None and old.ready))
 
 
 def on_node(old: NodeDigest | None, new: NodeDigest | None, jobs_on: Callable[[str], Iterable[JobDigest]]) -> Route:

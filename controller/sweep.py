@@ -57,19 +57,15 @@ def repairs(workloads: Mapping[str, WorkloadDigest], jobs: Mapping[str, list[Job
         if workload.finished:
             continue
         mine = jobs.get(uid, [])
-        unseen = (
-            not workload.caught_up
-            or any(job.finished or job.deleting for job in mine)
-            or (workload.phase != "Running" and any(job.ready for job in mine))
-        )
-        begin = (
-            (workload.deleting and workload.finalizer)
-            or any(job.telling for job in mine)
-            or (bool(mine) and not workload.caught_up)
-        )
+        telling = any(job.telling for job in mine)
+        unseen = not workload.caught_up or telling
+        # Of a first spec's Job that goes on, the ledger tells; an edit is for the workload's own workflow.
+        edited = bool(mine) and workload.generation > 1 and not workload.caught_up
+        begin = (workload.deleting and workload.finalizer) or telling or edited
         if begin and (uid not in followed or unseen or workload.deleting):
-            node = mine[0].node if mine else ""
-            pokes.append(WorkloadPoke(uid, workload.namespace, workload.name, begin=True, node=node))
+            node, done = (mine[0].node, mine[0].complete) if mine else ("", False)
+            phase = "Succeeded" if done else "Running"
+            pokes.append(WorkloadPoke(uid, workload.namespace, workload.name, begin=True, node=node, phase=phase))
         elif uid in followed and (unseen or workload.deleting):
             pokes.append(WorkloadPoke(uid, workload.namespace, workload.name, begin=False))
     pokes += [WorkloadPoke(uid, "", "", begin=False) for uid in followed - workloads.keys()]

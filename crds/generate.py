@@ -106,26 +106,32 @@ def _root() -> Schema:
 
 
 def _immutability() -> list[Schema]:
-    """One rule for each field that is fixed once a Job was created, so that the message can name it."""
-    names = [field.alias or name for name, field in GPUWorkloadSpec.model_fields.items()]
+    """What is fixed once a Job was created. One rule, which the API server evaluates at every write of the object, most
+    of them of the status: comparing the whole spec first settles those for next to nothing, where a rule for each field
+    took an eighth of the write.
+    """
     required = {field.alias for field in GPUWorkloadSpec.model_fields.values() if field.is_required()}
-    rules = []
-    for name in names:
-        if name in MUTABLE:
-            continue
+    names = [field.alias or name for name, field in GPUWorkloadSpec.model_fields.items()]
+    fixed = [name for name in names if name not in MUTABLE]
+
+    def same(name: str) -> str:
         new, old = f"self.spec.{name}", f"oldSelf.spec.{name}"
-        same = f"{new} == {old}"
-        if name not in required:
-            same = f"has({new}) == has({old}) && (!has({new}) || {same})"
-        rules.append(
-            {
-                "rule": f"!has(oldSelf.status) || !has(oldSelf.status.jobName) || ({same})",
-                "fieldPath": f".spec.{name}",
-                "message": f"cannot change once a Job was created (only {', '.join(MUTABLE)} can): "
-                "delete the workload and create it anew",
-            }
-        )
-    return rules
+        equal = f"{new} == {old}"
+        return equal if name in required else f"has({new}) == has({old}) && (!has({new}) || {equal})"
+
+    changed = "".join(f"!({same(name)}) ? '{name}' : " for name in fixed[:-1]) + f"'{fixed[-1]}'"
+    advice = (
+        f"cannot change once a Job was created (only {', '.join(MUTABLE)} can): delete the workload and create it anew"
+    )
+    return [
+        {
+            "rule": "!has(oldSelf.status) || !has(oldSelf.status.jobName) || self.spec == oldSelf.spec || ("
+            + " && ".join(same(name) for name in fixed)
+            + ")",
+            "messageExpression": f"'spec.' + ({changed}) + ' {advice}'",
+            "message": f"the spec {advice}",
+        }
+    ]
 
 
 def _columns() -> list[Schema]:

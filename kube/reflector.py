@@ -133,6 +133,23 @@ class Reflector(Generic[T]):
                 self._waiters.remove(entry)
         return True
 
+    def observe(self, obj: dict[str, Any]) -> None:
+        """Takes in an object as the answer to one's own write showed it, ahead of the watch.
+
+        Only what is there already, in an older version: whatever is not may have been deleted meanwhile, and no event
+        would ever take it out again. `resource_version` stays what the watch has reached.
+        """
+        identity = self._identify(obj)
+        if identity is not None and 0 < self._versions.get(identity[0], 0) < identity[1]:
+            uid, version = identity
+            try:
+                new = self._project(obj)
+            except Exception:
+                self._complain("project", obj)
+                return
+            if new is not None:
+                self._put(uid, version, new)
+
     async def run(self) -> None:
         """Lists and watches until cancelled."""
         failures, listed = 0, False
@@ -196,7 +213,9 @@ class Reflector(Generic[T]):
         for uid in [uid for uid in self._items if uid not in seen and uid not in kept]:
             self._remove(uid, version)
         for done, uid in enumerate(sorted(seen, key=lambda uid: seen[uid][0])):
-            self._put(uid, *seen[uid])
+            # Pages are read one after another: meanwhile an own write may have shown something newer (`observe`).
+            if version < self.resource_version or seen[uid][0] > self._versions.get(uid, 0):
+                self._put(uid, *seen[uid])
             if done % _BREATHE == _BREATHE - 1:
                 await asyncio.sleep(0)
         self.resource_version = version

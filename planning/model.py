@@ -195,6 +195,7 @@ class Snapshot:
     workloads: tuple[WorkloadView, ...]
     defaults: Defaults
     jobs_version: int = 0
+    workloads_version: int = 0
 
 
 @dataclass(frozen=True, slots=True)

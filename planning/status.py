@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from planning.lifecycle import Step
-from planning.model import Assignment, Turn, Waiting, WorkloadView
+from planning.model import Turn, Waiting, WorkloadView
 
 Status = dict[str, Any]
 
@@ -66,26 +66,6 @@ def accepted(view: WorkloadView, now: float) -> Status | None:
     return _with_conditions(
         view, _start(view, "Scheduling", message), now, accepted=(True, ACCEPTED, ""),
         scheduled=(False, "Queued", message), running=(False, "NotRunning", ""), suspended=(False, "NotSuspended", ""),
-    )  # fmt: skip
-
-
-def assigned(view: WorkloadView, assignment: Assignment, now: float) -> Status | None:
-    """The status once the assignment's Job exists."""
-    if view.finished:
-        return None
-    message = f"Job {assignment.job_name} was created on node {assignment.node} ({assignment.strategy})"
-    status = _start(view, "Scheduled", message) | {
-        "assignedNode": assignment.node,
-        "lastScheduleTime": timestamp(now),
-        "retryCount": assignment.turn.retries,
-        "attempt": assignment.turn.attempt,
-        "jobName": assignment.job_name,
-        "strategy": assignment.strategy,
-        "startTime": None,
-    }
-    return _with_conditions(
-        view, status, now, accepted=(True, ACCEPTED, ""), scheduled=(True, "JobCreated", message),
-        running=(False, "NotRunning", ""), suspended=(False, "NotSuspended", ""),
     )  # fmt: skip
 
 

@@ -198,7 +198,7 @@ def controller_manager(
         cluster_signing_key_file=has.kubernetes.pair.key,
         kube_api_qps=500,
         kube_api_burst=1000,
-        concurrent_job_syncs=20,
+        concurrent_job_syncs=50,
         concurrent_gc_syncs=20,
         concurrent_namespace_syncs=20,
     )

@@ -27,7 +27,7 @@ from planning.ledger import after_carrying_out, after_deciding, after_requeue
 from planning.model import Decision
 
 # Assignments per round: large enough to share a round's events, small enough that a freed GPU waits a second at most.
-ROUND_LIMIT = 200
+ROUND_LIMIT = 100
 # While somebody waits, look again this often even if no poke came: a lost poke costs a minute, not a day.
 RECHECK = timedelta(seconds=60)
 # After a round that could not see the latest news.
@@ -42,6 +42,12 @@ RETRY = RetryPolicy(initial_interval=timedelta(milliseconds=500), maximum_interv
 def newest(a: Versions, b: Versions) -> Versions:
     """The newer resourceVersion of each kind."""
     return {kind: max(a.get(kind, 0), b.get(kind, 0)) for kind in sorted({*a, *b})}
+
+
+def _has_effects(decision: Decision) -> bool:
+    return bool(
+        decision.assignments or decision.waiting or decision.examine or decision.verdicts or decision.withdrawals
+    )
 
 
 @workflow.defn(name="Placement", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
@@ -116,7 +122,7 @@ class Placement:
         self._behind = result.behind
         if result.behind:
             self._state.fresh = newest(self._state.fresh, fresh)
-        if decision.assignments or decision.waiting or decision.examine or decision.verdicts or decision.withdrawals:
+        if result.lagging or _has_effects(decision):
             done = await workflow.execute_activity(
                 CARRY_OUT,
                 CarryOut(
@@ -127,14 +133,15 @@ class Placement:
                 start_to_close_timeout=timedelta(minutes=5),
                 heartbeat_timeout=timedelta(seconds=30),
                 retry_policy=RETRY,
-                summary=f"{len(decision.assignments)} placed, {len(decision.withdrawals)} withdrawn",
+                summary=f"{len(decision.assignments)} placed, {len(decision.withdrawals)} withdrawn, "
+                f"{result.lagging} statuses behind",
             )
             self._state.ledger = after_carrying_out(
                 self._state.ledger, done.stale, done.refused, done.accepted, done.rejected, done.made
             )
             # Whoever changed a workload pokes for it; the rest is a cache that is behind, and gets longer and longer.
             self._stale_rounds = self._stale_rounds + 1 if done.stale and not done.made else 0
-            self._behind |= bool(done.stale)
+            self._behind |= bool(done.stale or done.lagging)
             self._poked |= bool(decision.examine)
         for uid in decision.forget:
             self._traces.pop(uid, None)

@@ -1,8 +1,10 @@
-"""A promise ends as made, stale or refused, and never by giving up while the API server is away."""
+"""A promise ends as made, stale or refused, and never by giving up while the API server is away; statuses follow."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -10,8 +12,9 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.placements import ATTEMPTS, Placements
 from activities.signatures import CarryOut
-from kube.errors import Unavailable
-from planning.model import Assignment, Decision, Resources, Turn, Waiting
+from kube.errors import Conflict, Unavailable
+from planning.model import Assignment, Decision, JobView, Resources, Turn, Waiting, WorkloadView
+from planning.views import workload_view
 
 
 class Away:
@@ -24,19 +27,64 @@ class Away:
         return call
 
 
-class EmptyCache:
-    class workloads:  # stands in for an attribute
-        items: dict[str, Any] = {}  # noqa: RUF012
+class Kept:
+    """One kind of the cache."""
+
+    def __init__(self, *items: Any) -> None:
+        self.items = {item.uid: item for item in items}
+
+    def observe(self, raw: dict[str, Any]) -> None:
+        view = workload_view(raw)
+        self.items[view.uid] = view
+
+
+class Cache:
+    def __init__(self, *workloads: WorkloadView, jobs: tuple[JobView, ...] = ()) -> None:
+        self.workloads, self.jobs, self.pods, self.nodes = Kept(*workloads), Kept(*jobs), Kept(), Kept()
 
     async def wait_synced(self) -> None:
         return None
 
 
-def carry_out(decision: Decision, attempt: int) -> Any:
-    placements = Placements(cast(Any, EmptyCache()), cast(Any, Away()), cast(Any, None), cast(Any, None))
+def carry_out(decision: Decision, attempt: int = 1, *, cache: Cache | None = None, kube: Any = None) -> Any:
+    events = SimpleNamespace(record=lambda **_: None)
+    placements = Placements(cast(Any, cache or Cache()), kube or Away(), cast(Any, None), cast(Any, events))
     environment = ActivityEnvironment()
     environment.info = replace(environment.info, attempt=attempt)
     return environment.run(placements.carry_out, CarryOut(decision))
+
+
+def stored(phase: str = "Scheduled", version: int = 7) -> dict[str, Any]:
+    return {
+        "metadata": {
+            "uid": "u", "namespace": "ns", "name": "w", "generation": 1, "resourceVersion": str(version),
+            "creationTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["gpu.warp.dev/finalizer"],
+        },
+        "spec": {"modelName": "m", "gpuCount": 1},
+        "status": {"phase": phase, "jobName": "w-u-0", "observedGeneration": 1},
+    }  # fmt: skip
+
+
+RUNNING = JobView(
+    "j", "ns", "w-u-0", 5, "u", 0, 0, "n", Resources(gpus=1), time.time(), started=time.time(), ready=True
+)
+
+
+class Server:
+    """Takes status patches, and refuses them by `conflicts`."""
+
+    def __init__(self, conflicts: int = 0) -> None:
+        self.conflicts = conflicts
+        self.patches: list[dict[str, Any]] = []
+
+    async def merge_patch(self, _: Any, name: str, namespace: str, body: dict[str, Any], **__: Any) -> dict[str, Any]:
+        if self.conflicts:
+            self.conflicts -= 1
+            raise Conflict("it changed", reason="Conflict", request=name)
+        self.patches.append(body)
+        raw = stored(version=8)
+        raw["status"] |= {key: value for key, value in body["status"].items() if value is not None}
+        return raw
 
 
 @pytest.mark.parametrize("attempt", [1, ATTEMPTS, 100])
@@ -50,3 +98,18 @@ async def test_a_status_that_cannot_be_written_holds_up_nobody() -> None:
     waiting = Waiting("u", "ns", "w", 1, "WaitingForCapacity", "m")
     done = await carry_out(Decision(waiting=[waiting]), ATTEMPTS)
     assert done.stale == []
+
+
+async def test_a_running_job_is_shown_once_and_known_before_the_watch_tells() -> None:
+    cache, server = Cache(workload_view(stored()), jobs=(RUNNING,)), Server()
+    assert (await carry_out(Decision(), cache=cache, kube=server)).lagging == 0
+    assert [(p["status"]["phase"], p["metadata"]["resourceVersion"]) for p in server.patches] == [("Running", "7")]
+    assert cache.workloads.items["u"].resource_version == 8
+    await carry_out(Decision(), cache=cache, kube=server)
+    assert len(server.patches) == 1
+
+
+async def test_a_status_that_changed_meanwhile_is_left_to_the_next_round() -> None:
+    cache, server = Cache(workload_view(stored()), jobs=(RUNNING,)), Server(conflicts=1)
+    assert (await carry_out(Decision(), cache=cache, kube=server)).lagging == 1
+    assert server.patches == []

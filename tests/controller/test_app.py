@@ -17,7 +17,7 @@ from planning.model import Turn
 from tests.controller.fake_temporal import UNAVAILABLE, UNREACHABLE, FakeTemporal
 
 WORKLOAD = WorkloadDigest("ns", "w", 1, finished=False, deleting=False, finalizer=True, caught_up=True, expires=None)
-JOB = JobDigest("ns", "w-0", "u", "w", 0, "n1", ready=True, finished=False, deleting=False, uid="j")
+JOB = JobDigest("ns", "w-0", "u", "w", 0, "n1", ready=False, finished=True, deleting=False, uid="j")
 
 
 def controller(temporal: FakeTemporal, *, resync: float = 600.0) -> Controller:
@@ -108,7 +108,7 @@ async def test_a_second_look_brings_no_pokes(monkeypatch: pytest.MonkeyPatch) ->
 async def test_a_tombstone_that_cannot_go_is_swept_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "TIDY_AFTER", 0.02)
     mine = controller(FakeTemporal(), resync=0.05)
-    stone = replace(WORKLOAD, finished=True, phase="Succeeded")
+    stone = replace(WORKLOAD, finished=True)
     show(mine.workloads, "u", stone)
     show(mine.workloads, "v", stone)
     assert not mine._tidying

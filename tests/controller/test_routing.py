@@ -33,7 +33,9 @@ def test_an_edit_reaches_the_ledger_and_an_open_workflow_but_begins_none() -> No
 
 
 def test_an_edit_of_a_running_workload_reaches_its_workflow_even_if_that_was_lost() -> None:
-    route = on_workload("u", NEW, replace(NEW, generation=2), [replace(JOB, ready=True)])
+    running = replace(JOB, ready=True)
+    assert on_workload("u", None, NEW, [running]).workloads == (), "unedited, it has nothing to be told"
+    route = on_workload("u", NEW, replace(NEW, generation=2), [running])
     assert [(p.begin, p.node) for p in route.workloads] == [(True, "n1")]
 
 
@@ -43,13 +45,32 @@ def test_deletion_begins_the_teardown_only_where_there_is_something_to_tear_down
     assert [p.begin for p in on_workload("u", held, replace(held, deleting=True), []).workloads] == [True]
 
 
-def test_a_job_is_followed_from_the_moment_it_runs() -> None:
+def test_that_a_job_runs_is_news_for_the_ledger_alone() -> None:
     assert on_job(None, JOB, NEW) == NOBODY
     ready = on_job(JOB, replace(JOB, ready=True), NEW)
-    assert [(p.uid, p.name, p.begin) for p in ready.workloads] == [("u", "w", True)]
-    assert not ready.ledger
+    assert ready.ledger
+    assert ready.workloads == ()
     assert on_job(replace(JOB, ready=True), JOB, NEW) == NOBODY
-    assert on_job(JOB, replace(JOB, finished=True), NEW).workloads[0].begin
+
+
+def test_a_job_is_followed_from_the_moment_it_ends() -> None:
+    running = replace(JOB, ready=True)
+    for ended, phase in (
+        (replace(JOB, finished=True), "Running"),
+        (replace(JOB, finished=True, complete=True), "Succeeded"),
+    ):
+        route = on_job(running, ended, NEW)
+        assert route.ledger
+        assert [(p.uid, p.name, p.begin, p.phase) for p in route.workloads] == [("u", "w", True, phase)]
+        assert on_job(ended, ended, NEW) == NOBODY
+
+
+def test_the_end_of_a_workflow_is_not_disturbed_by_the_job_it_deletes() -> None:
+    done = replace(JOB, finished=True, complete=True)
+    route = on_job(done, None, NEW)
+    assert route.ledger
+    assert route.workloads == ()
+    assert on_job(done, None, replace(NEW, deleting=True, finalizer=True)).workloads, "a teardown waits for it"
 
 
 def test_an_edit_reaches_a_job_that_is_not_ready_yet() -> None:
@@ -128,13 +149,14 @@ def test_a_sweep_finds_every_workload_that_should_be_followed_and_is_not(
 ) -> None:
     poked = {p.uid for p in repairs({"u": workload}, by_workload(jobs), set()).workloads if p.begin}
     torn_down = workload.deleting and workload.finalizer
-    telling = any(job.telling for job in jobs) or (bool(jobs) and not workload.caught_up)
-    assert ("u" in poked) == ((telling or torn_down) and not workload.finished)
+    ended = any(job.finished or job.deleting for job in jobs)
+    edited = bool(jobs) and workload.generation > 1 and not workload.caught_up
+    assert ("u" in poked) == ((ended or edited or torn_down) and not workload.finished)
 
 
 def test_a_sweep_leaves_those_alone_that_are_well_followed() -> None:
     running = replace(JOB, ready=True)
-    route = repairs({"u": replace(NEW, caught_up=True, phase="Running")}, by_workload([running]), {"u"})
+    route = repairs({"u": replace(NEW, caught_up=True)}, by_workload([running]), {"u"})
     assert route.workloads == ()
 
 
@@ -150,7 +172,6 @@ def test_digests_read_what_the_api_server_sends() -> None:
     }
     digest = workload_digest(raw)
     assert digest.finished
-    assert digest.phase == "Failed"
     assert digest.finalizer
     assert digest.caught_up
     assert digest.expires == 1767225600.0 + 60

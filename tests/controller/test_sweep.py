@@ -14,7 +14,7 @@ from planning.model import Turn
 from planning.naming import FINALIZER
 
 NEW = WorkloadDigest("ns", "w", 1, finished=False, deleting=False, finalizer=False, caught_up=False, expires=None)
-TOMBSTONE = replace(NEW, finished=True, caught_up=True, finalizer=True, phase="Succeeded")
+TOMBSTONE = replace(NEW, finished=True, caught_up=True, finalizer=True)
 JOB = JobDigest("ns", "w-0", "u", "w", 0, "n1", ready=False, finished=False, deleting=False, uid="j")
 
 
@@ -62,17 +62,25 @@ def stored(uid: str) -> dict[str, Any]:
 
 
 def test_an_edit_that_nobody_answered_is_found_also_before_the_job_is_ready() -> None:
-    waiting = replace(NEW, generation=2, phase="Scheduled")
+    waiting = replace(NEW, generation=2)
     assert [p.begin for p in repairs({"u": waiting}, by_workload([JOB]), set()).workloads] == [True]
     assert repairs({"u": replace(waiting, caught_up=True)}, by_workload([JOB]), set()).workloads == ()
     assert repairs({"u": waiting}, {}, set()).workloads == (), "without a Job it is the ledger's"
 
 
-def test_a_job_that_became_ready_unseen_is_found() -> None:
+def test_that_a_job_runs_is_told_by_the_ledger_and_begins_nothing() -> None:
     ready = by_workload([replace(JOB, ready=True)])
-    unseen = replace(NEW, caught_up=True, phase="Scheduled")
-    assert [p.begin for p in repairs({"u": unseen}, ready, {"u"}).workloads] == [True]
-    assert repairs({"u": replace(unseen, phase="Running")}, ready, {"u"}).workloads == ()
+    for workload in (NEW, replace(NEW, caught_up=True)):
+        route = repairs({"u": workload}, ready, set())
+        assert route.ledger
+        assert route.workloads == ()
+
+
+def test_a_job_that_ended_unseen_is_found_and_its_end_is_shown_from_the_start() -> None:
+    ended = replace(JOB, finished=True)
+    for complete, phase in ((True, "Succeeded"), (False, "Running")):
+        route = repairs({"u": NEW}, by_workload([replace(ended, complete=complete)]), set())
+        assert [(p.begin, p.phase) for p in route.workloads] == [(True, phase)]
 
 
 def test_a_verdict_is_lost_only_if_its_workflow_was_missing_twice() -> None:

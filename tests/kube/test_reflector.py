@@ -132,6 +132,39 @@ async def test_lists_and_watches() -> None:
             rig.reflector.items["x"] = ("x", 1)  # type: ignore[index]
 
 
+async def test_an_own_write_is_known_before_the_watch_brings_it() -> None:
+    async with running() as rig:
+        await rig.watching()
+        rig.put("a", 1)
+        await rig.caught_up()
+        before, version = len(rig.seen.changes), rig.reflector.resource_version
+        rig.api.drop_watches()
+        written = rig.api.put(PODS, "a", "a", spec={"n": 2})
+        rig.reflector.observe(written)
+        assert [c.new for c in rig.seen.changes[before:]] == [("a", 2)]
+        assert rig.reflector.resource_version == version, "how far the watch came is another matter"
+        await rig.caught_up()
+        mine = [c for c in rig.seen.changes[before:] if c.uid == written["metadata"]["uid"]]
+        assert len(mine) == 1, "the watch brings the same version, which is no change any more"
+
+
+async def test_an_answer_never_brings_back_what_is_older_gone_or_unreadable() -> None:
+    async with running() as rig:
+        await rig.watching()
+        old = rig.api.put(PODS, "a", "a", spec={"n": 1})
+        rig.put("a", 2)
+        gone = rig.api.put(PODS, "b", "a", spec={"n": 1})
+        rig.remove("b")
+        await rig.caught_up()
+        before = len(rig.seen.changes)
+        gone["metadata"]["resourceVersion"] = str(rig.api.version + 9)
+        newer = {"metadata": {**old["metadata"], "resourceVersion": str(rig.api.version + 9)}}
+        for answer in (old, gone, newer, {}):
+            rig.reflector.observe(answer)
+        assert rig.seen.changes[before:] == []
+        assert ("a", 2) in rig.reflector.items.values()
+
+
 async def test_a_lost_connection_goes_on_without_listing() -> None:
     async with running() as rig:
         await rig.watching()

@@ -12,7 +12,7 @@ from crds.gpuworkload import GPUWorkloadStatus
 from planning import status
 from planning.lifecycle import Observation, Step, next_step
 from planning.model import Turn, Verdict, Waiting, WorkloadView
-from tests.planning.builders import NOW, job, node, promise, workload
+from tests.planning.builders import NOW, job, node, workload
 from tests.planning.test_lifecycle import JOBS, NODES, TURNS, VERDICTS, WORKLOADS
 
 WAITING = Waiting("a", "ns", "a", 1, "WaitingForCapacity", "none free")
@@ -59,13 +59,13 @@ def test_suspended() -> None:
     assert conditions(written)["Accepted"] == ("True", "Accepted")
 
 
-def test_assigned_then_running_then_done() -> None:
+def test_created_then_running_then_done() -> None:
     view = workload("a")
-    written = valid(status.assigned(view, promise("a", "n", 1), NOW))
+    written = valid(status.project(view, step_of(view, job("a", "n", 1, created=NOW)), NOW))
     assert (written["phase"], written["assignedNode"], written["jobName"]) == ("Scheduled", "n", "a-a-1")
     assert written["lastScheduleTime"] == "1970-01-12T13:46:40Z" and written["attempt"] == 1
     view = replace(view, status=written)
-    it = job("a", "n", 1, ready=True, started=NOW + 1)
+    it = job("a", "n", 1, ready=True, started=NOW + 1, strategy="leastLoaded")
     running = valid(status.project(view, step_of(view, it), NOW + 5))
     assert running["phase"] == "Running" and conditions(running)["Running"] == ("True", "Running")
     assert running["startTime"] == "1970-01-12T13:46:41Z" and running["strategy"] == "leastLoaded"
@@ -82,7 +82,8 @@ def test_transition_times_move_only_when_a_condition_flips() -> None:
     view = replace(view, status=first)
     second = valid(status.waiting(view, replace(WAITING, reason="WaitingForPods"), NOW + 60))
     assert {c["lastTransitionTime"] for c in second["conditions"]} == {status.timestamp(NOW)}
-    third = valid(status.assigned(replace(view, status=second), promise("a", "n"), NOW + 90))
+    view = replace(view, status=second)
+    third = valid(status.project(view, step_of(view, job("a", "n")), NOW + 90))
     times = {c["type"]: c["lastTransitionTime"] for c in third["conditions"]}
     assert times["Scheduled"] == status.timestamp(NOW + 90) and times["Accepted"] == status.timestamp(NOW)
 
@@ -129,7 +130,7 @@ def test_every_step_projects_to_a_valid_status_and_tombstones_to_none(
     written = status.project(view, step, NOW)
     if view.finished:
         assert written is None and status.waiting(view, WAITING, NOW) is None
-        assert status.assigned(view, promise("a", "n"), NOW) is None and status.accepted(view, NOW) is None
+        assert status.accepted(view, NOW) is None
     elif written is not None:
         valid(written)
         assert (written["phase"] in ("Succeeded", "Failed")) == (step.kind == "finish")

@@ -1,0 +1,77 @@
+"""Whose status lags behind a running Job, and that showing it once is enough."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planning.model import JobView, WorkloadView
+from planning.projection import Lag, lagging
+from tests.planning.builders import NOW, job, node, pod, workload
+from tests.planning.test_lifecycle import JOBS, NODES, WORKLOADS
+
+RUNNING = job("a", "n", ready=True, started=NOW - 5)
+
+
+def lags(view: WorkloadView, *jobs: JobView, **more: Any) -> list[Lag]:
+    return lagging(NOW, [view], jobs, more.get("pods", ()), more.get("nodes", [node("n")]))
+
+
+def shown(view: WorkloadView, *jobs: JobView) -> WorkloadView:
+    (lag,) = lags(view, *jobs)
+    return replace(view, status={key: value for key, value in lag.status.items() if value is not None})
+
+
+def test_a_new_job_is_shown_and_then_that_it_runs() -> None:
+    created = shown(workload("a"), job("a", "n"))
+    assert (created.status["phase"], created.status["assignedNode"]) == ("Scheduled", "n")
+    running = shown(created, RUNNING)
+    assert running.status["phase"] == "Running"
+    assert lags(running, RUNNING) == []
+
+
+def test_a_job_that_runs_already_is_told_in_one_write() -> None:
+    assert shown(workload("a"), RUNNING).status["phase"] == "Running"
+
+
+def test_a_pod_may_run_before_its_job_counts_it_ready() -> None:
+    waiting = job("a", "n")
+    (lag,) = lags(workload("a"), waiting, pods=[pod("p", "n", of=waiting, running=True)])
+    assert lag.status["phase"] == "Running"
+
+
+def test_a_node_that_cannot_be_relied_on_is_named() -> None:
+    (lag,) = lags(workload("a"), RUNNING, nodes=[node("n", ready=False)])
+    assert "has not been ready" in lag.status["message"]
+
+
+@pytest.mark.parametrize(
+    ("view", "jobs"),
+    [
+        pytest.param(workload("a"), (), id="no Job"),
+        pytest.param(workload("a"), (replace(RUNNING, finished="Complete"),), id="ended"),
+        pytest.param(workload("a"), (replace(RUNNING, finished="Failed"),), id="failed"),
+        pytest.param(workload("a"), (replace(RUNNING, deleting=True),), id="taken away"),
+        pytest.param(workload("a"), (RUNNING, job("a", "n", 1)), id="two turns"),
+        pytest.param(workload("a", deleting=True), (RUNNING,), id="being deleted"),
+        pytest.param(workload("a", status={"phase": "Succeeded"}), (RUNNING,), id="a tombstone"),
+        pytest.param(workload("a", spec={"suspend": True}), (RUNNING,), id="being suspended"),
+        pytest.param(workload("a", spec={"activeDeadlineSeconds": 9}), (RUNNING,), id="a deadline to be set"),
+        pytest.param(workload("a"), (replace(RUNNING, namespace="other"),), id="another namespace's Job"),
+    ],
+)
+def test_what_needs_a_decision_is_left_to_its_own_workflow(view: WorkloadView, jobs: tuple[JobView, ...]) -> None:
+    assert lags(view, *jobs) == []
+
+
+@given(WORKLOADS, st.lists(JOBS, max_size=2), NODES)
+def test_once_shown_nothing_lags(view: WorkloadView, jobs: list[JobView], where: Any) -> None:
+    nodes = [where] if where is not None else []
+    for lag in lags(view, *jobs, nodes=nodes):
+        assert lag.status["phase"] in ("Scheduled", "Running")
+        told = replace(view, status={key: value for key, value in lag.status.items() if value is not None})
+        assert lags(told, *jobs, nodes=nodes) == []
