@@ -1,0 +1,36 @@
+"""What the wheel holds is where an installed berth looks for it."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from berth import install
+from berth.demo import trace
+
+ROOT = Path(__file__).resolve().parents[2]
+WHEEL = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The files that the wheel takes from outside its packages, where it puts them, and nothing else."""
+    for source, target in WHEEL["force-include"].items():
+        (tmp_path / target).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / target).symlink_to(ROOT / source)
+    monkeypatch.setattr(install, "_HERE", tmp_path / "berth")
+    monkeypatch.setattr(trace, "_HERE", tmp_path / "berth" / "demo")
+    return tmp_path
+
+
+def test_an_installed_berth_finds_its_manifests_and_its_trace(installed: Path) -> None:
+    assert [manifest["kind"] for manifest in install.manifests("crds")] == ["CustomResourceDefinition"]
+    assert install.manifests("rbac")
+    assert trace.default_folder().is_relative_to(installed)
+
+
+def test_the_wheel_has_every_package() -> None:
+    packages = {file.parent.name for file in ROOT.glob("*/__init__.py")}
+    assert set(WHEEL["packages"]) == packages - {"benchmarks", "tests"}
