@@ -149,7 +149,7 @@ def run_process(name: str, options: ProcessOptions, main: Callable[[bool], Corou
 
     try:
         asyncio.run(supervised())
-    except Exception as failed:
+    except Exception as failed:  # whatever it was, the last line of the log tells it as JSON, and the exit code
         log.critical("%s failed: %s", name, failed, exc_info=failed)
         raise SystemExit(1) from None
     finally:

@@ -144,7 +144,7 @@ class Reflector(Generic[T]):
             uid, version = identity
             try:
                 new = self._project(obj)
-            except Exception:
+            except Exception:  # as in _take
                 self._complain("project", obj)
                 return
             if new is not None:
@@ -164,7 +164,7 @@ class Reflector(Generic[T]):
                 else:
                     self.watch_restarts += 1
                 await self._watch()
-            except Exception as exc:
+            except Exception as exc:  # whatever ended the watch, the answer is another one: nobody else would begin it
                 error = exc
                 listed = listed and _can_resume(exc)
             lived = time.monotonic() - began
@@ -233,7 +233,7 @@ class Reflector(Generic[T]):
             return
         try:
             new = self._project(obj)
-        except Exception:
+        except Exception:  # the projection is the owner's: one object that it cannot read must not cost all others
             self._complain("project", obj)
             kept.add(uid)
             return
@@ -265,7 +265,7 @@ class Reflector(Generic[T]):
             if version > self._versions.get(uid, 0):
                 try:
                     new = self._project(obj)
-                except Exception:
+                except Exception:  # as in _take
                     self._complain("project", obj)
                 else:
                     if new is None:
@@ -296,7 +296,7 @@ class Reflector(Generic[T]):
             return
         try:
             self._on_change(change)
-        except Exception:
+        except Exception:  # a listener that fails must not keep the cache from what is true
             self.errors += 1
             log.exception("%s: on_change failed for %s (%s)", self.name, change.uid, change.kind)
 

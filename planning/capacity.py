@@ -97,11 +97,6 @@ def room(
     return left
 
 
-def free(snapshot: Snapshot, in_flight: Mapping[str, Assignment]) -> dict[str, Resources]:
-    """`room` as values, for people and reports: what is free on each node, never below zero."""
-    return {name: left.as_resources() for name, left in room(snapshot, in_flight).items()}
-
-
 def _whole(node: NodeView) -> Room:
     whole = node.allocatable
     return Room(whole.gpus, whole.cpu_milli, whole.memory, whole.pods)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from planning.capacity import free
+from planning.capacity import room
 from planning.ledger import after_carrying_out, after_deciding, after_requeue
 from planning.lifecycle import Observation, Step, next_step
 from planning.model import Assignment, JobView, Ledger, NodeView, PodView, Snapshot, Turn, WorkloadView
@@ -32,19 +32,19 @@ def test_one_workload_is_counted_once_however_much_of_it_is_visible(
         pods = [pod("p", "" if pod_seen == "unbound" else "n", of=it, terminating=pod_seen == "terminating")]
     seen = snapshot([node("n", 8)], jobs=[it] if job_seen else [], pods=pods)
     counted = in_flight or job_seen or pod_seen in ("bound", "terminating")
-    left = free(seen, promises)["n"]
+    left = room(seen, promises)["n"]
     assert (left.gpus, left.pods) == ((5, 109) if counted else (8, 110))
 
 
 def test_a_finished_job_holds_nothing_but_its_live_pods_do() -> None:
     ended = job("a", "n", gpus=3, finished="Failed")
-    assert free(snapshot([node("n", 8)], jobs=[ended]), {})["n"].gpus == 8
-    assert free(snapshot([node("n", 8)], jobs=[ended], pods=[pod("p", "n", of=ended)]), {})["n"].gpus == 5
+    assert room(snapshot([node("n", 8)], jobs=[ended]), {})["n"].gpus == 8
+    assert room(snapshot([node("n", 8)], jobs=[ended], pods=[pod("p", "n", of=ended)]), {})["n"].gpus == 5
 
 
 def test_anybodys_pods_count_and_over_commitment_is_not_negative() -> None:
     strangers = [pod(f"p{i}", "n", gpus=3) for i in range(3)]
-    assert free(snapshot([node("n", 8)], pods=strangers), {})["n"].gpus == 0
+    assert room(snapshot([node("n", 8)], pods=strangers), {})["n"].as_resources().gpus == 0
 
 
 # --- a cluster, its truth and what a lagging cache shows of it -----------------------------------------------------
@@ -264,5 +264,5 @@ def test_no_gpu_is_promised_twice_and_everyone_ends(seed: int, wishes: list[int]
 
 def test_only_the_promised_job_or_a_later_one_makes_a_promise_visible() -> None:
     old = job("a", "n", 0, gpus=3, finished="Failed")
-    assert free(snapshot([node("n", 8)], jobs=[old]), {"a": promise("a", "n", 1, gpus=3)})["n"].gpus == 5
-    assert free(snapshot([node("n", 8)], jobs=[old]), {"a": promise("a", "n", 0, gpus=3)})["n"].gpus == 8
+    assert room(snapshot([node("n", 8)], jobs=[old]), {"a": promise("a", "n", 1, gpus=3)})["n"].gpus == 5
+    assert room(snapshot([node("n", 8)], jobs=[old]), {"a": promise("a", "n", 0, gpus=3)})["n"].gpus == 8
