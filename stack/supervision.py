@@ -201,7 +201,9 @@ class Supervised:
     def _carry_out(
         self, specs: list[ProcessSpec], shown: Progress, timeout: float, extra: set[str] | None = None
     ) -> None:
-        before = {status.name for status in self.status() if status.ready} if self.running else set()
+        """Makes the plan these specs, and shows what is started for it: what is new, and what is not what it was."""
+        same = {spec.name for spec in self._planned() if spec in specs} if self.running else set()
+        before = {status.name for status in self.status() if status.ready} & same
         self._adopt(specs, self._extra_names() if extra is None else extra)
         names = [spec.name for spec in specs]
         self.wait_ready(names, timeout, _Only(shown, {name for name in names if name not in before}))

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from berth.install import install
+from berth.version import code_id
 from kube.client import KubeClient
 from stack import Endpoints, Probe, ProcessSpec, UpOptions
 
@@ -40,8 +41,13 @@ def _process(name: str, endpoints: Endpoints, *arguments: str) -> ProcessSpec:
             "--bind", "127.0.0.1",
             *arguments,
         ),
-        # One arena for each of a dozen threads would double what the process holds.
-        env={**endpoints.temporal_environment(), "MALLOC_ARENA_MAX": "2"},
+        env={
+            **endpoints.temporal_environment(),
+            # One arena for each of a dozen threads would double what the process holds.
+            "MALLOC_ARENA_MAX": "2",
+            # Nobody reads it, but a process whose description differs is started anew: new code takes effect.
+            "BERTH_CODE": code_id(),
+        },
         ready=(Probe("http", f"http://127.0.0.1:{health}/readyz"),),
         port=health,
         stop_timeout=25.0,

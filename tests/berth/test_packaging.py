@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from berth import install
+from berth.cli.application import application_processes
 from berth.demo import trace
+from berth.version import code_id
+from stack import Endpoints, UpOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 WHEEL = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
@@ -34,3 +37,12 @@ def test_an_installed_berth_finds_its_manifests_and_its_trace(installed: Path) -
 def test_the_wheel_has_every_package() -> None:
     packages = {file.parent.name for file in ROOT.glob("*/__init__.py")}
     assert set(WHEEL["packages"]) == packages - {"benchmarks", "tests"}
+
+
+def test_new_code_makes_other_processes_of_it(tmp_path: Path) -> None:
+    ports = {f"{name}-{port}": 1 for name in ("controller", "worker") for port in ("health", "metrics")}
+    endpoints = Endpoints(
+        tmp_path, "127.0.0.1:1", "default", None, False, None, None, None, None, None,
+        kubeconfigs={"admin": tmp_path}, embedded_cluster=False, embedded_temporal=False, ports=ports,
+    )  # fmt: skip
+    assert {spec.env["BERTH_CODE"] for spec in application_processes(endpoints, UpOptions())} == {code_id()}

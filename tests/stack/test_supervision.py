@@ -19,6 +19,7 @@ import pytest
 from stack import Probe, ProcessSpec, Stack, StackError, UpOptions
 from stack.proc import alive, start_time
 from stack.process import start_order
+from stack.progress import Silent
 
 SLEEP = (sys.executable, "-c", "import time; time.sleep(1000)")
 
@@ -194,6 +195,28 @@ def test_changing_one_process_leaves_the_others_alone(light: Stack) -> None:
     assert light.pid("second") == changed
     light.remove_process("second")
     assert [status.name for status in light.status()] == ["first"]
+
+
+def test_up_starts_a_changed_process_anew_and_says_so(light: Stack, outside: object) -> None:
+    class Told(Silent):
+        def __init__(self) -> None:
+            self.names: list[str] = []
+
+        def finish(self, name: str, detail: str) -> None:
+            self.names.append(name)
+
+    def up(code: str) -> tuple[list[str], int, int]:
+        told = Told()
+        specs = [ProcessSpec("same", SLEEP), ProcessSpec("worker", SLEEP, {"BERTH_CODE": code})]
+        light.up(outside.options, told, lambda endpoints: specs)  # type: ignore[attr-defined]
+        return told.names, light.pid("same"), light.pid("worker")
+
+    _, same, worker = up("1")
+    assert up("1") == ([], same, worker)
+    names, still, fresh = up("2")
+    assert names == ["worker"]
+    assert still == same
+    assert fresh != worker
 
 
 def _up(root: Path, options: UpOptions) -> None:
