@@ -12,10 +12,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
+from weakref import WeakValueDictionary
 
+import orjson
 import yaml
 
 from activities.signatures import Versions
+from crds.gpuworkload import GPUWorkloadSpec
 from crds.settings import SETTINGS_KEY, SETTINGS_NAME, SETTINGS_NAMESPACE, Settings
 from kube.client import KubeClient
 from kube.reflector import Change, Reflector
@@ -54,6 +57,25 @@ class ByOwner(Generic[V]):
         return tuple(self._index.get(owner, {}).values())
 
 
+class Specs:
+    """Parses specs, and gives one object for all that are equal: those of a sweep over a model differ in little else
+    than their names, and every status write brings the same spec again.
+    """
+
+    def __init__(self) -> None:
+        self._known: WeakValueDictionary[bytes, GPUWorkloadSpec] = WeakValueDictionary()
+
+    def parse(self, raw: object) -> tuple[GPUWorkloadSpec | None, str]:
+        key = orjson.dumps(raw, option=orjson.OPT_SORT_KEYS)
+        known = self._known.get(key)
+        if known is not None:
+            return known, ""
+        spec, invalid = GPUWorkloadSpec.parse(raw)
+        if spec is not None:
+            self._known[key] = spec
+        return spec, invalid
+
+
 class ClusterCache:
     """Reflectors of the kinds that placement reads, run as one task group by `run`."""
 
@@ -74,7 +96,10 @@ class ClusterCache:
             label_selector=JOB_SELECTOR,
             on_change=self._job_changed,
         )
-        self.workloads: Reflector[WorkloadView] = Reflector(client, GPUWORKLOADS, project=views.workload_view)
+        specs = Specs()
+        self.workloads: Reflector[WorkloadView] = Reflector(
+            client, GPUWORKLOADS, project=lambda raw: views.workload_view(raw, specs.parse)
+        )
         self.namespaces: Reflector[tuple[str, str]] = Reflector(client, NAMESPACES, project=_namespace_strategy)
         self.settings_map: Reflector[dict[str, Any]] = Reflector(
             client,

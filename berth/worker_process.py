@@ -36,8 +36,8 @@ from workflows.placement import Placement
 
 log = logging.getLogger(__name__)
 
-# A waiting workflow is small, but five thousand are not; one that was put out is replayed from its dozen events.
-CACHED_WORKFLOWS = 200
+# Most end in their first workflow task. One that waits (a back-off) and was put out is replayed from a dozen events.
+CACHED_WORKFLOWS = 50
 # Together with the spans (berth.process) less than the 25 s after which a supervisor kills.
 DRAIN = timedelta(seconds=15)
 EVENTS_FLUSH = 3.0

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from planning.model import TOMBSTONES
 from planning.naming import ATTEMPT_LABEL, FINALIZER, NODE_ANNOTATION, WORKLOAD_LABEL, WORKLOAD_UID_LABEL
-
-TOMBSTONES = ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True, slots=True)

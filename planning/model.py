@@ -13,6 +13,9 @@ from typing import Any
 
 from crds.gpuworkload import GPUWorkloadSpec
 
+# Terminal phases (law 1): nothing happens to a workload that has one.
+TOMBSTONES = ("Succeeded", "Failed")
+
 
 @dataclass(frozen=True, slots=True)
 class Resources:
@@ -125,7 +128,7 @@ class WorkloadView:
     @property
     def finished(self) -> bool:
         """True for a tombstone: a terminal phase, after which nothing happens to this workload."""
-        return self.phase in ("Succeeded", "Failed")
+        return self.phase in TOMBSTONES
 
 
 @dataclass(frozen=True, slots=True)

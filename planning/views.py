@@ -7,12 +7,12 @@ refuse becomes a view that says where and why. Nothing large is kept.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from crds.gpuworkload import GPUWorkloadSpec, serialised_size
-from planning.model import JobView, NodeView, PodView, Resources, Taint, WorkloadView
+from planning.model import TOMBSTONES, JobView, NodeView, PodView, Resources, Taint, WorkloadView
 from planning.naming import (
     ATTEMPT_LABEL,
     FINALIZER,
@@ -135,15 +135,24 @@ def job_view(raw: object) -> JobView | None:
     )
 
 
-def workload_view(raw: object) -> WorkloadView:
-    """A GPUWorkload. An invalid or oversized spec is not kept: `spec` is None and `invalid` tells where and why."""
+ParseSpec = Callable[[object], tuple[GPUWorkloadSpec | None, str]]
+
+
+def workload_view(raw: object, parse: ParseSpec = GPUWorkloadSpec.parse) -> WorkloadView:
+    """A GPUWorkload. An invalid or oversized spec is not kept: `spec` is None and `invalid` tells where and why.
+
+    Of a tombstone's status only the phase and its sentence are kept. `parse` stands in for the model's own where equal
+    specs are shared.
+    """
     workload = mapping(raw)
     meta, status = mapping(workload.get("metadata")), mapping(workload.get("status"))
-    spec, invalid = GPUWorkloadSpec.parse(workload.get("spec"))
+    spec, invalid = parse(workload.get("spec"))
     listed = meta.get("finalizers")
     finalizers = [f for f in listed if isinstance(f, str)] if isinstance(listed, list | tuple) else []
     if status and serialised_size(status, _STATUS_LIMIT) > _STATUS_LIMIT:
         status = {"phase": text(status.get("phase"))[:32]}  # somebody else wrote this; a tombstone stays one
+    if status.get("phase") in TOMBSTONES:
+        status = {key: status[key] for key in ("phase", "message") if key in status}
     return WorkloadView(
         uid=text(meta.get("uid")),
         namespace=text(meta.get("namespace")),

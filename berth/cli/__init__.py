@@ -5,23 +5,31 @@ Commands are imported when they are called, so that `berth --help` answers at on
 
 from __future__ import annotations
 
+import sys
+
 import typer
 
-from berth.cli import demo_command, process_commands, stack_commands
-from berth.cli.application import after_up, application_processes
+from berth.cli import process_commands
 
-app = typer.Typer(
-    name="berth",
-    help="GPU nodes under Kubernetes as one event-sourced system.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
 
-stack_commands.register(app, application_processes, after_up)
-process_commands.register(app)
-demo_command.register(app)
+def application(*, processes_only: bool = False) -> typer.Typer:
+    """The command line. `processes_only`: without what starts stacks, whose imports cost a process 10 MB for good."""
+    app = typer.Typer(
+        name="berth",
+        help="GPU nodes under Kubernetes as one event-sourced system.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    if not processes_only:
+        from berth.cli import demo_command, stack_commands
+        from berth.cli.application import after_up, application_processes
+
+        stack_commands.register(app, application_processes, after_up)
+        demo_command.register(app)
+    process_commands.register(app)
+    return app
 
 
 def main() -> None:
-    app()
+    application(processes_only=sys.argv[1:2] in (["controller"], ["worker"]))()
