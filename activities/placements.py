@@ -23,7 +23,7 @@ from temporalio.common import WorkflowIDReusePolicy
 
 from activities.cache import ClusterCache
 from activities.messages import WorkloadState, workload_attributes, workload_id
-from activities.signatures import CARRY_OUT, TASK_QUEUE, CarriedOut, CarryOut, Versions, WorkloadRef
+from activities.signatures import CARRY_OUT, STATUS_LIMIT, TASK_QUEUE, CarriedOut, CarryOut, Versions, WorkloadRef
 from activities.writes import add_finalizer, delete_job, reference, write_status
 from kube.client import KubeClient
 from kube.errors import (
@@ -247,7 +247,7 @@ class Placements:
         return job if same and not job.deleting else None
 
     async def _show(self, assignments: Iterable[Assignment], done: _Progress) -> None:
-        """Brings every status up to date that lags behind its Job. Where the workload is gone, its new Job goes too."""
+        """Brings statuses up to date that lag behind their Job. Where the workload is gone, its new Job goes too."""
         unseen: Versions = {}
         if done.made:
             unseen = await self._cache.reach({"jobs": max(done.made.values())}, VISIBLE_WAIT)
@@ -263,7 +263,7 @@ class Placements:
             if not await self._write(lag.view, lag.status):
                 done.lagging += 1
 
-        await self._each(found, write)
+        await self._each(found[:STATUS_LIMIT], write)
         if unseen:
             done.lagging += 1
         for made in assignments:

@@ -18,6 +18,9 @@ CARRY_OUT = "carry_out"
 FOLLOW = "follow"
 HAND_BACK = "hand_back"
 
+# Statuses that one round brings up to date at most, so that placing does not wait for showing.
+STATUS_LIMIT = 200
+
 # For each watched kind (plural name), the newest resourceVersion that somebody has seen: a reader waits for it.
 Versions = dict[str, int]
 

@@ -17,6 +17,7 @@ from activities.messages import PlacementState, Poke, Requeue
 from activities.signatures import (
     CARRY_OUT,
     DECIDE,
+    STATUS_LIMIT,
     CarriedOut,
     CarryOut,
     DecideRequest,
@@ -142,7 +143,7 @@ class Placement:
             # Whoever changed a workload pokes for it; the rest is a cache that is behind, and gets longer and longer.
             self._stale_rounds = self._stale_rounds + 1 if done.stale and not done.made else 0
             self._behind |= bool(done.stale or done.lagging)
-            self._poked |= bool(decision.examine)
+            self._poked |= bool(decision.examine) or result.lagging > STATUS_LIMIT
         for uid in decision.forget:
             self._traces.pop(uid, None)
         if decision.more:
