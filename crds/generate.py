@@ -128,6 +128,7 @@ def _immutability() -> list[Schema]:
             "rule": "!has(oldSelf.status) || !has(oldSelf.status.jobName) || self.spec == oldSelf.spec || ("
             + " && ".join(same(name) for name in fixed)
             + ")",
+            "fieldPath": ".spec",
             "messageExpression": f"'spec.' + ({changed}) + ' {advice}'",
             "message": f"the spec {advice}",
         }

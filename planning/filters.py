@@ -259,7 +259,7 @@ def _amount(what: str, resources: Resources) -> str:
     if what == "CPU":
         return f"{resources.cpu_milli / 1000:g} CPU"
     if what == "memory":
-        return f"{resources.memory / 2**30:.1f} GiB"
+        return f"{resources.memory / 2**30:.1f}".removesuffix(".0") + " GiB"
     return f"{resources.pods} pod(s)"
 
 

@@ -213,9 +213,10 @@ def _count(case: _Case, turn: Turn, reason: str, cause: str, base: Step) -> Step
     failure = _METRIC.get(reason, "job_failed")
     limit = case.policy.max_retries
     if turn.retries >= limit:
+        used = "the only retry is used" if limit == 1 else f"all {limit} retries are used"
         return replace(
             base, kind="finish", phase="Failed", reason=MAX_RETRIES_EXCEEDED, turn=turn, failure=failure,
-            message=f"all {limit} retries are used; the last cause: {cause}", delete=case.refs,
+            message=f"{used}; the last cause: {cause}", delete=case.refs,
             finished_at=base.finished_at or case.seen.now,
         )  # fmt: skip
     wait = delay(case.policy.backoff_seconds, turn.retries, case.jitter)

@@ -163,7 +163,7 @@ def decide(snapshot: Snapshot, ledger: Ledger, settings: Settings, *, limit: int
         turn = ledger.turns.get(view.uid, Turn())
         jobs = mine.jobs.get((view.namespace, view.uid), ())
         if any(job.attempt >= turn.attempt for job in jobs):
-            continue  # its Job is there: its own workflow follows it
+            continue  # its Job is there, and tells what comes next
         found = _examine(view, turn, ledger, settings, snapshot.defaults)
         if isinstance(found, _Queued):
             if not jobs and (view.namespace, view.uid) not in mine.pods:

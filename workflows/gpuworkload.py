@@ -73,7 +73,7 @@ class GPUWorkload:
                     continue
             else:
                 self._state.due = None
-            await self._sleep(wait)
+            await self._sleep(wait, "back-off" if followed.next == "retry" else "look again")
 
     async def _look(self) -> Followed:
         self._poked = False
@@ -116,11 +116,11 @@ class GPUWorkload:
             raise failed
         workflow.set_current_details(f"**No answer for {PATIENCE}**: {failed.cause}; it is tried again")
 
-    async def _sleep(self, seconds: float | None) -> None:
+    async def _sleep(self, seconds: float | None, summary: str) -> None:
         if self._poked:
             return
         try:
-            await workflow.wait_condition(lambda: self._poked, timeout=seconds)
+            await workflow.wait_condition(lambda: self._poked, timeout=seconds, timeout_summary=summary)
         except TimeoutError:
             return
 
@@ -138,5 +138,5 @@ class GPUWorkload:
         where = f" on {followed.node}" if followed.node else ""
         workflow.set_current_details(
             f"**{followed.phase or 'Gone'}**{where}, attempt {followed.turn.attempt}, "
-            f"{followed.turn.retries} retries used\n\n{followed.message}"
+            f"{followed.turn.retries} {'retry' if followed.turn.retries == 1 else 'retries'} used\n\n{followed.message}"
         )

@@ -45,10 +45,17 @@ def newest(a: Versions, b: Versions) -> Versions:
     return {kind: max(a.get(kind, 0), b.get(kind, 0)) for kind in sorted({*a, *b})}
 
 
-def _has_effects(decision: Decision) -> bool:
-    return bool(
-        decision.assignments or decision.waiting or decision.examine or decision.verdicts or decision.withdrawals
-    )
+def _effects(decision: Decision, lagging: int) -> dict[str, int]:
+    """What there is to carry out, counted, under words for people."""
+    found = {
+        "placed": len(decision.assignments),
+        "withdrawn": len(decision.withdrawals),
+        "impossible": len(decision.verdicts),
+        "told to wait": len(decision.waiting),
+        "examined": len(decision.examine),
+        "shown": lagging,
+    }
+    return {what: count for what, count in found.items() if count}
 
 
 @workflow.defn(name="Placement", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
@@ -89,7 +96,7 @@ class Placement:
             wait = self._next_look()
             if not self._poked:
                 with contextlib.suppress(TimeoutError):
-                    await workflow.wait_condition(self._awake, timeout=wait)
+                    await workflow.wait_condition(self._awake, timeout=wait, timeout_summary="look again")
             self._in_round = True
             await self._round()
             self._in_round = False
@@ -111,7 +118,7 @@ class Placement:
             result_type=DecideResult,
             start_to_close_timeout=timedelta(seconds=60),
             retry_policy=RETRY,
-            summary="decide",
+            summary=f"round {self._state.rounds + 1}",
         )
         decision = result.decision
         # After a restore the cluster's versions begin anew; those of its former life bind nobody.
@@ -123,7 +130,7 @@ class Placement:
         self._behind = result.behind
         if result.behind:
             self._state.fresh = newest(self._state.fresh, fresh)
-        if result.lagging or _has_effects(decision):
+        if effects := _effects(decision, result.lagging):
             done = await workflow.execute_activity(
                 CARRY_OUT,
                 CarryOut(
@@ -134,8 +141,7 @@ class Placement:
                 start_to_close_timeout=timedelta(minutes=5),
                 heartbeat_timeout=timedelta(seconds=30),
                 retry_policy=RETRY,
-                summary=f"{len(decision.assignments)} placed, {len(decision.withdrawals)} withdrawn, "
-                f"{result.lagging} statuses behind",
+                summary=", ".join(f"{count} {what}" for what, count in effects.items()),
             )
             self._state.ledger = after_carrying_out(
                 self._state.ledger, done.stale, done.refused, done.accepted, done.rejected, done.made

@@ -77,6 +77,8 @@ def test_the_last_failure_ends_it_and_names_the_cause() -> None:
     assert (step.kind, step.phase, step.reason) == ("finish", "Failed", "MaxRetriesExceeded")
     assert step.message == "all 3 retries are used; the last cause: Job a-a-7 failed on node n: exit code 1: boom"
     assert step.turn == Turn(7, 3) and step.failure == "job_failed"
+    once = look(workload("a", spec={"retryPolicy": {"maxRetries": 1}}), failed(retries=1))
+    assert once.message.startswith("the only retry is used; the last cause: ")
 
 
 def test_the_deadline_is_not_retried() -> None:
