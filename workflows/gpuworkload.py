@@ -1,8 +1,9 @@
-"""GPUWorkload: one workload's life after it left the queue, from its first Job to its end.
+"""GPUWorkload: what comes next for one workload, from the moment that there is something to decide for it.
 
 Follows the workload's Job, waits out the back-off after a failure, hands the workload back to the ledger for its next
-turn, and tears down on deletion. Every look is one local activity that reads, decides (planning.lifecycle) and projects
-the status; all of its effects can be repeated. Budget: 12 history events from start to a finished Job.
+turn, and tears down on deletion. While a first Job starts and runs, the ledger tells of it and this has not begun.
+Every look is one local activity that reads, decides (planning.lifecycle) and projects the status; all of its effects
+can be repeated. Budget: 6 history events for a first Job that completes.
 """
 
 from __future__ import annotations
