@@ -110,9 +110,9 @@ def test_files_named_in_code_exist(page: Path) -> None:
 @cache
 def commands() -> dict[str, set[str]]:
     """berth's commands and their options."""
-    from berth.cli import application
+    from berth.cli import command_line
 
-    group = typer.main.get_command(application())
+    group = typer.main.get_command(command_line())
     assert isinstance(group, click.Group) or hasattr(group, "commands")
     return {
         name: {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}

@@ -12,7 +12,7 @@ import typer
 from berth.cli import process_commands
 
 
-def application(*, processes_only: bool = False) -> typer.Typer:
+def command_line(*, processes_only: bool = False) -> typer.Typer:
     """The command line. `processes_only`: without what starts stacks, whose imports cost a process 10 MB for good."""
     app = typer.Typer(
         name="berth",
@@ -32,4 +32,4 @@ def application(*, processes_only: bool = False) -> typer.Typer:
 
 
 def main() -> None:
-    application(processes_only=sys.argv[1:2] in (["controller"], ["worker"]))()
+    command_line(processes_only=sys.argv[1:2] in (["controller"], ["worker"]))()
