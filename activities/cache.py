@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 LIVE_PODS = "status.phase!=Succeeded,status.phase!=Failed"
 
 V = TypeVar("V")
+Owner = tuple[str, str]
 
 
 class StaleCacheError(Exception):
@@ -39,12 +40,14 @@ class StaleCacheError(Exception):
 
 
 class ByOwner(Generic[V]):
-    """Objects of one kind by the UID of the workload they belong to."""
+    """Objects of one kind by the workload they belong to: its namespace, which is theirs, and its UID. A label alone
+    would let any namespace pose as another's.
+    """
 
     def __init__(self) -> None:
-        self._index: dict[str, dict[str, V]] = {}
+        self._index: dict[Owner, dict[str, V]] = {}
 
-    def change(self, owner_before: str, owner_now: str, uid: str, new: V | None) -> None:
+    def change(self, owner_before: Owner | None, owner_now: Owner | None, uid: str, new: V | None) -> None:
         if owner_before and (new is None or owner_before != owner_now):
             mine = self._index.get(owner_before, {})
             mine.pop(uid, None)
@@ -53,7 +56,7 @@ class ByOwner(Generic[V]):
         if new is not None and owner_now:
             self._index.setdefault(owner_now, {})[uid] = new
 
-    def of(self, owner: str) -> tuple[V, ...]:
+    def of(self, owner: Owner) -> tuple[V, ...]:
         return tuple(self._index.get(owner, {}).values())
 
 
@@ -66,7 +69,10 @@ class Specs:
         self._known: WeakValueDictionary[bytes, GPUWorkloadSpec] = WeakValueDictionary()
 
     def parse(self, raw: object) -> tuple[GPUWorkloadSpec | None, str]:
-        key = orjson.dumps(raw, option=orjson.OPT_SORT_KEYS)
+        try:
+            key = orjson.dumps(raw, option=orjson.OPT_SORT_KEYS)
+        except TypeError:  # nested too deep: the model says so in words for people
+            return GPUWorkloadSpec.parse(raw)
         known = self._known.get(key)
         if known is not None:
             return known, ""
@@ -185,11 +191,11 @@ class ClusterCache:
             return job
         return replace(job, created=now - (time.monotonic() - self._known_since.get(uid, 0.0)))
 
-    def jobs_of(self, workload_uid: str) -> tuple[JobView, ...]:
-        return self._jobs_by_workload.of(workload_uid)
+    def jobs_of(self, namespace: str, workload_uid: str) -> tuple[JobView, ...]:
+        return self._jobs_by_workload.of((namespace, workload_uid))
 
-    def pods_of(self, workload_uid: str) -> tuple[PodView, ...]:
-        return self._pods_by_workload.of(workload_uid)
+    def pods_of(self, namespace: str, workload_uid: str) -> tuple[PodView, ...]:
+        return self._pods_by_workload.of((namespace, workload_uid))
 
     def node(self, name: str) -> NodeView | None:
         return next((n for n in self.nodes.items.values() if n.name == name), None)
@@ -201,12 +207,10 @@ class ClusterCache:
         return views.pod_view(raw, self._settings.gpu_resource)
 
     def _pod_changed(self, change: Change[PodView]) -> None:
-        before, now = (v.workload_uid if v else "" for v in (change.old, change.new))
-        self._pods_by_workload.change(before, now, change.uid, change.new)
+        self._pods_by_workload.change(_owner(change.old), _owner(change.new), change.uid, change.new)
 
     def _job_changed(self, change: Change[JobView]) -> None:
-        before, now = (v.workload_uid if v else "" for v in (change.old, change.new))
-        self._jobs_by_workload.change(before, now, change.uid, change.new)
+        self._jobs_by_workload.change(_owner(change.old), _owner(change.new), change.uid, change.new)
         if change.new is None:
             self._known_since.pop(change.uid, None)
         else:
@@ -225,6 +229,10 @@ class ClusterCache:
             return
         self.settings_problem = f"ConfigMap {SETTINGS_NAMESPACE}/{SETTINGS_NAME}: {problem}"
         log.warning("%s; the last valid settings stay in force", self.settings_problem)
+
+
+def _owner(view: JobView | PodView | None) -> Owner | None:
+    return (view.namespace, view.workload_uid) if view is not None and view.workload_uid else None
 
 
 def _namespace_strategy(raw: dict[str, Any]) -> tuple[str, str]:

@@ -82,7 +82,7 @@ class Workloads:
             now=time.time(),
             workload=view,
             jobs=jobs,
-            pods=self._cache.pods_of(request.ref.uid),
+            pods=self._cache.pods_of(request.ref.namespace, request.ref.uid),
             node=self._cache.node(newest.node) if newest else None,
             failure=await self._failure(newest) if newest and newest.finished == "Failed" else None,
         )
@@ -141,7 +141,7 @@ class Workloads:
     async def hand_back(self, back: HandBack) -> None:
         """The ledger hears of the next turn first; only then may the old Jobs go."""
         await self._requeue(back.ref.uid, back.turn, back.pool)
-        for job in self._cache.jobs_of(back.ref.uid):
+        for job in self._cache.jobs_of(back.ref.namespace, back.ref.uid):
             if job.attempt < back.turn.attempt:
                 await delete_job(self._kube, job.namespace, job.name, job.uid, finished=bool(job.finished))
 
@@ -162,8 +162,10 @@ class Workloads:
         self, uid: str, namespace: str, name: str, *, anew: bool
     ) -> tuple[WorkloadView | None, tuple[JobView, ...]]:
         """The workload and its Jobs from the cache; before it counts as gone, the API server is asked."""
-        jobs = self._cache.jobs_of(uid)
+        jobs = self._cache.jobs_of(namespace, uid)
         view = self._cache.workloads.items.get(uid)
+        if view is not None and view.namespace != namespace:
+            return None, jobs  # somebody labelled a Job of theirs with another namespace's workload
         if not name or (view is not None and not anew):
             return view, jobs
         try:
@@ -178,7 +180,7 @@ class Workloads:
         return failure_detail(pods)
 
     async def _delete(self, step: Step, namespace: str, uid: str) -> None:
-        finished = {job.uid for job in self._cache.jobs_of(uid) if job.finished}
+        finished = {job.uid for job in self._cache.jobs_of(namespace, uid) if job.finished}
         for job in step.delete:
             await delete_job(self._kube, namespace, job.name, job.uid, finished=job.uid in finished)
 

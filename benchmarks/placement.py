@@ -145,7 +145,7 @@ def _job(assignment: Assignment) -> JobView:
         requests=assignment.requests,
         created=NOW,
         ready=True,
-        active=1,
+        counted=True,
     )
 
 

@@ -51,7 +51,7 @@ def on_workload(uid: str, old: WorkloadDigest | None, new: WorkloadDigest | None
         return NOBODY  # our own status writes end here
     # An edit concerns a Job from the moment it exists: a suspension takes it back also while its image is being pulled.
     # A new workload's Job is left alone until it has something to tell.
-    mine = [job for job in jobs if job.telling or new.generation > 1]
+    mine = [job for job in jobs if job.namespace == new.namespace and (job.telling or new.generation > 1)]
     if new.generation == 1 and not mine:
         return Route(ledger=True)
     poke = WorkloadPoke(uid, new.namespace, new.name, bool(mine), mine[0].node if mine else "")
@@ -64,7 +64,11 @@ def on_job(old: JobDigest | None, new: JobDigest | None, workload: WorkloadDiges
     if job is None or (workload is not None and workload.finished):
         # A tombstone's Job that goes unfinished frees its place; a finished one did so when it finished.
         return Route(ledger=new is None and job is not None and not job.finished)
-    poke = WorkloadPoke(job.workload_uid, job.namespace, workload.name if workload else job.workload, True, job.node)
+    if workload is not None and workload.namespace != job.namespace:
+        return NOBODY  # a Job that somebody labelled with another namespace's workload
+    # A Job seen before its workload begins nothing: the label may be wrong, and a workload, once seen, finds its Jobs.
+    name, known = workload.name if workload else job.workload, workload is not None
+    poke = WorkloadPoke(job.workload_uid, job.namespace, name, known, job.node)
     if new is None:
         # Somebody took an unfinished Job away; its workload must hear of it even if nobody follows it yet. One that is
         # deleted and has no finalizer (any more) is past helping.

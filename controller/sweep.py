@@ -56,7 +56,7 @@ def repairs(workloads: Mapping[str, WorkloadDigest], jobs: Mapping[str, list[Job
     for uid, workload in workloads.items():
         if workload.finished:
             continue
-        mine = jobs.get(uid, [])
+        mine = [job for job in jobs.get(uid, ()) if job.namespace == workload.namespace]
         telling = any(job.telling for job in mine)
         unseen = not workload.caught_up or telling
         # Of a first spec's Job that goes on, the ledger tells; an edit is for the workload's own workflow.
@@ -156,7 +156,7 @@ async def tidy_tombstones(
             continue
         try:
             for job in jobs.get(uid, []):
-                if job.deleting:
+                if job.deleting or job.namespace != workload.namespace:
                     continue
                 await delete_job(kube, job.namespace, job.name, job.uid, finished=job.finished)
                 repaired += 1

@@ -35,7 +35,9 @@ PLURAL = "gpuworkloads"
 PRIORITIES: Mapping[str, int] = {"low": -100, "normal": 0, "high": 100}
 PRIORITY_LIMIT = 1_000_000
 TEMPLATE_LIMIT = 64 * 1024  # bytes of a template as compact JSON
+TEMPLATE_DEPTH = 64  # levels of a template; a pod has about twelve, and parsers give up somewhere beyond 250
 SPEC_LIMIT = 128 * 1024  # bytes of a whole spec as compact JSON
+MAX_GPUS = 8  # of one workload: one node's
 MAX_INT32 = 2**31 - 1
 
 Phase = Literal["Pending", "Scheduling", "Scheduled", "Running", "Failed", "Succeeded"]
@@ -60,6 +62,20 @@ def serialised_size(value: object, limit: int) -> int:
         return len(json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass"))
     except (RecursionError, TypeError, ValueError):
         return limit + 1
+
+
+def nested(value: object, levels: int) -> bool:
+    """Whether `value` has more than so many levels of objects and lists."""
+    layer = [value]
+    for _ in range(levels):
+        layer = [
+            item
+            for each in layer
+            for item in (each.values() if isinstance(each, Mapping) else each if isinstance(each, list | tuple) else ())
+        ]
+        if not layer:
+            return False
+    return any(isinstance(each, Mapping | list | tuple) for each in layer)
 
 
 def _label_key(key: str) -> str:
@@ -200,7 +216,7 @@ class GPUWorkloadSpec(CRDModel):
     model_name: Annotated[StrictStr, Field(min_length=1, max_length=255)] = Field(
         description="The model this workload serves or trains; the container reads it as MODEL_NAME."
     )
-    gpu_count: Annotated[Int, Field(ge=1, le=8, json_schema_extra={"format": "int32"})] = Field(
+    gpu_count: Annotated[Int, Field(ge=1, le=MAX_GPUS, json_schema_extra={"format": "int32"})] = Field(
         description="Whole GPUs, all on one node; the container reads it as GPU_COUNT."
     )
     priority: Annotated[int | Literal["low", "normal", "high"], BeforeValidator(_priority)] = Field(
@@ -305,6 +321,8 @@ class GPUWorkloadSpec(CRDModel):
         # the template is measured first: a spec that is too large is not worth a detailed complaint
         if "template" in raw and serialised_size(raw["template"], TEMPLATE_LIMIT) > TEMPLATE_LIMIT:
             return None, f"spec.template: must be at most {TEMPLATE_LIMIT // 1024} KiB as JSON"
+        if nested(raw.get("template"), TEMPLATE_DEPTH):
+            return None, f"spec.template: must not be nested deeper than {TEMPLATE_DEPTH} levels"
         if serialised_size(raw, SPEC_LIMIT) > SPEC_LIMIT:
             return None, f"spec: must be at most {SPEC_LIMIT // 1024} KiB as JSON"
         try:

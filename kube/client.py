@@ -346,7 +346,11 @@ class KubeClient:
     ) -> dict[str, Any]:
         url = self._url(resource.path(namespace, name, subresource), query)
         request = _describe(method, resource, namespace, name, subresource)
-        data = None if body is None else orjson.dumps(body)
+        try:
+            data = None if body is None else orjson.dumps(body)
+        except TypeError as wrong:  # nested too deep, or a number of more than 64 bits
+            said = f"the object cannot be written as JSON: {wrong}"
+            raise Invalid(said, reason="Invalid", request=request) from wrong
         refused = False
         while True:
             sent = time.monotonic()

@@ -31,7 +31,7 @@ _Key = tuple[str, str, str, str, str, ObjectRef | None]
 _NOTE_BYTES = 1024  # the API server's limits, in bytes (pkg/apis/core/validation/events.go)
 _SHORT_BYTES = 128
 _FORGET = 600.0  # seconds without a repeat after which the next one is an event of its own
-_SERIES = 4096  # series remembered at most
+_SERIES = 1024  # series remembered at most; what repeats does so soon
 _ATTEMPTS = 6
 _BACKOFF = Backoff(base=0.5)
 

@@ -213,8 +213,10 @@ class Reflector(Generic[T]):
         for uid in [uid for uid in self._items if uid not in seen and uid not in kept]:
             self._remove(uid, version)
         for done, uid in enumerate(sorted(seen, key=lambda uid: seen[uid][0])):
-            # Pages are read one after another: meanwhile an own write may have shown something newer (`observe`).
-            if version < self.resource_version or seen[uid][0] > self._versions.get(uid, 0):
+            # Pages are read one after another: meanwhile an own write may have shown something newer (`observe`). What
+            # the watch brought is older than the list, whatever its number: a restored server begins anew.
+            known = self._versions.get(uid, 0)
+            if known <= self.resource_version or seen[uid][0] > known:
                 self._put(uid, *seen[uid])
             if done % _BREATHE == _BREATHE - 1:
                 await asyncio.sleep(0)

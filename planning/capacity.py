@@ -6,9 +6,10 @@ is visible, as the Job until its pod is visible on the node, then as the pod; te
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
+from crds.gpuworkload import MAX_GPUS
 from planning.model import Assignment, JobView, Ledger, NodeView, PodView, Resources, Snapshot
 
 
@@ -84,9 +85,9 @@ def room(
     for pod in snapshot.pods:
         if pod.node in left:
             left[pod.node].take(pod.requests)
-    for job in snapshot.jobs:
-        if job.node in left and not job.finished and not mine.bound(job.namespace, job.workload_uid, job.name):
-            left[job.node].take(job.requests)
+    for job, gpus in _claims(snapshot, mine):
+        if job.node in left and not mine.bound(job.namespace, job.workload_uid, job.name):
+            left[job.node].take(replace(job.requests, gpus=min(job.requests.gpus, gpus)))
     for promise in in_flight.values():
         if (
             promise.node in left
@@ -95,6 +96,19 @@ def room(
         ):
             left[promise.node].take(promise.requests)
     return left
+
+
+def _claims(snapshot: Snapshot, mine: Belongings) -> Iterator[tuple[JobView, int]]:
+    """Unfinished Jobs that may claim GPUs before their pods do, with the most they may claim.
+
+    Whoever may create Jobs can write berth's labels on one. So a Job counts only for a workload that exists in its
+    namespace, the newest one only, and for no more GPUs than that workload wants; its pods count as anybody's do.
+    """
+    for view in snapshot.workloads:
+        jobs = [job for job in mine.jobs.get((view.namespace, view.uid), ()) if not job.finished]
+        if jobs:
+            newest = max(jobs, key=lambda job: (job.attempt, job.created, job.name))
+            yield newest, view.spec.gpu_count if view.spec is not None else MAX_GPUS
 
 
 def _whole(node: NodeView) -> Room:

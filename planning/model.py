@@ -97,7 +97,7 @@ class JobView:
     message: str = ""
     deleting: bool = False
     active_deadline: int | None = None
-    active: int = 0  # pods that the Job controller counts as going: 0 also before it made one
+    counted: bool = False  # the Job controller counted a pod of it, once or now
     strategy: str = ""
 
 

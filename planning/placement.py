@@ -317,7 +317,7 @@ def _withdrawals(snapshot: Snapshot, mine: Belongings, settings: Settings) -> li
         if job.workload_uid not in living:
             continue
         pods = _pods_of(job, mine)
-        if job.ready or (not pods and job.active > 0):
+        if job.ready or (not pods and job.counted):
             continue
         if snapshot.now - job.created < _patience(pods, settings):
             continue

@@ -28,6 +28,7 @@ from planning.quantities import amounts, quantity, whole
 __all__ = ["job_view", "node_view", "pod_view", "quantity", "workload_view"]
 
 _STATUS_LIMIT = 64 * 1024
+_INT32 = 2**31 - 1
 _MESSAGE_LIMIT = 1024
 _LARGEST = 2**31 - 1
 
@@ -117,8 +118,8 @@ def job_view(raw: object) -> JobView | None:
         name=text(meta.get("name")),
         resource_version=_integer(meta.get("resourceVersion")),
         workload_uid=workload_uid,
-        attempt=_integer(labels.get(ATTEMPT_LABEL)),
-        retries=_integer(annotations.get(RETRIES_ANNOTATION)),
+        attempt=min(_integer(labels.get(ATTEMPT_LABEL)), _INT32),
+        retries=min(_integer(annotations.get(RETRIES_ANNOTATION)), _INT32),
         node=text(annotations.get(NODE_ANNOTATION)),
         requests=_job_requests(annotations.get(REQUESTS_ANNOTATION), mapping(spec.get("template")).get("spec")),
         created=_seconds(meta.get("creationTimestamp")) or 0.0,
@@ -130,7 +131,7 @@ def job_view(raw: object) -> JobView | None:
         message=message,
         deleting=meta.get("deletionTimestamp") is not None,
         active_deadline=deadline if isinstance(deadline, int) and not isinstance(deadline, bool) else None,
-        active=_integer(status.get("active")),
+        counted=_counted(status),
         strategy=text(annotations.get(STRATEGY_ANNOTATION))[:63],
     )
 
@@ -174,6 +175,20 @@ def requests_text(requests: Resources) -> str:
     return json.dumps(
         {"gpus": requests.gpus, "cpuMilli": requests.cpu_milli, "memory": requests.memory, "pods": requests.pods},
         separators=(",", ":"),
+    )
+
+
+def _counted(status: Mapping[str, Any]) -> bool:
+    """Whether the Job controller ever counted a pod: it goes, it ended, or the Job's end is about to be written. For a
+    moment between a pod's end and the Job's, `active` is 0.
+    """
+    if any(_integer(status.get(key)) > 0 for key in ("active", "terminating", "succeeded", "failed")):
+        return True
+    if any(mapping(status.get("uncountedTerminatedPods")).values()):
+        return True
+    return any(
+        condition.get("type") in ("SuccessCriteriaMet", "FailureTarget") and condition.get("status") == "True"
+        for condition in mappings(status.get("conditions"))
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from activities.cache import Specs
+from activities.cache import ByOwner, Specs
 from planning.views import workload_view
 
 SPEC = {"modelName": "m", "gpuCount": 1, "retryPolicy": {"maxRetries": 2, "backoffSeconds": 5}}
@@ -26,6 +26,24 @@ def test_a_spec_that_is_refused_is_refused_every_time() -> None:
         assert spec is None
         assert "gpuCount" in invalid
     assert specs.parse(None) == (None, "spec: must be an object")
+
+
+def test_a_bottomless_spec_is_refused_in_words() -> None:
+    template: dict[str, object] = {}
+    for _ in range(600):
+        template = {"a": template}
+    spec, invalid = Specs().parse({**SPEC, "template": template})
+    assert spec is None
+    assert "spec.template: must" in invalid
+
+
+def test_of_another_namespace_nobody_can_pose_as_ones_own() -> None:
+    mine: ByOwner[str] = ByOwner()
+    mine.change(None, ("a", "u"), "1", "real")
+    mine.change(None, ("b", "u"), "2", "forged")
+    assert (mine.of(("a", "u")), mine.of(("b", "u")), mine.of(("c", "u"))) == (("real",), ("forged",), ())
+    mine.change(("b", "u"), None, "2", None)
+    assert mine.of(("b", "u")) == ()
 
 
 def test_a_spec_goes_with_the_last_workload_that_has_it() -> None:

@@ -73,6 +73,20 @@ def test_the_end_of_a_workflow_is_not_disturbed_by_the_job_it_deletes() -> None:
     assert on_job(done, None, replace(NEW, deleting=True, finalizer=True)).workloads, "a teardown waits for it"
 
 
+def test_a_label_gives_no_power_over_another_namespace() -> None:
+    forged = replace(JOB, namespace="other", finished=True, complete=True)
+    assert on_job(None, forged, NEW) == NOBODY
+    assert on_job(forged, None, NEW) == NOBODY
+    assert on_workload("u", None, NEW, [forged]).workloads == ()
+    assert repairs({"u": NEW}, by_workload([forged]), set()).workloads == ()
+
+
+def test_a_job_seen_before_its_workload_begins_nothing_and_is_found_with_it() -> None:
+    ended = replace(JOB, finished=True)
+    assert [p.begin for p in on_job(JOB, ended, None).workloads] == [False]
+    assert [p.begin for p in on_workload("u", None, NEW, [ended]).workloads] == [True]
+
+
 def test_an_edit_reaches_a_job_that_is_not_ready_yet() -> None:
     route = on_workload("u", NEW, replace(NEW, generation=2), [JOB])
     assert [(p.begin, p.node) for p in route.workloads] == [(True, "n1")]

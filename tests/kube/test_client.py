@@ -110,6 +110,12 @@ async def test_large_bodies_arrive_whole(client: KubeClient) -> None:
     assert (await client.create(CONFIGMAPS, body, "a"))["data"] == body["data"]
 
 
+@pytest.mark.parametrize("value", [2**64, object()])
+async def test_what_json_cannot_hold_is_refused_and_not_sent(client: KubeClient, value: object) -> None:
+    with pytest.raises(Invalid, match="cannot be written as JSON"):
+        await client.merge_patch(PODS, "a", "a", {"spec": {"n": value}})
+
+
 async def test_delete_waits_for_finalizers_and_checks_the_uid(client: KubeClient) -> None:
     body = workload()
     body["metadata"]["finalizers"] = ["gpu.warp.dev/teardown"]

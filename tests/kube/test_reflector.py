@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -387,6 +388,26 @@ async def test_a_restored_backup_is_the_truth() -> None:
         assert rig.reflector.resource_version == 90
         rig.seen.versions.clear()
         await rig.caught_up()
+
+
+async def test_a_restored_backup_with_a_bumped_revision_is_the_truth_too() -> None:
+    async with running() as rig:
+        await rig.watching()
+        rig.put("a", 1)
+        saved = copy.deepcopy(rig.api.objects(PODS))
+        rig.put("a", 2)
+        await rig.caught_up()
+        assert ("a", 2) in rig.reflector.items.values()
+        rig.seen.versions.clear()
+        rig.api.fail(status=503, watch=True, count=3)
+        rig.api.drop_watches()
+        rig.api.objects(PODS).clear()
+        rig.api.objects(PODS).update(saved)  # at its old version, in a list that is far ahead
+        rig.api.version += 1_000_000
+        rig.api.compact()
+        async with asyncio.timeout(5):
+            while ("a", 1) not in rig.reflector.items.values():
+                await asyncio.sleep(0.002)
 
 
 async def test_metadata_only_and_selectors() -> None:

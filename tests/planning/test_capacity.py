@@ -30,10 +30,22 @@ def test_one_workload_is_counted_once_however_much_of_it_is_visible(
     pods = []
     if pod_seen:
         pods = [pod("p", "" if pod_seen == "unbound" else "n", of=it, terminating=pod_seen == "terminating")]
-    seen = snapshot([node("n", 8)], jobs=[it] if job_seen else [], pods=pods)
+    seen = snapshot([node("n", 8)], [workload("a", 3)], jobs=[it] if job_seen else [], pods=pods)
     counted = in_flight or job_seen or pod_seen in ("bound", "terminating")
     left = room(seen, promises)["n"]
     assert (left.gpus, left.pods) == ((5, 109) if counted else (8, 110))
+
+
+def test_a_job_claims_no_more_than_its_workload_wants_and_for_none_that_is_not_there() -> None:
+    forged = job("a", "n", gpus=1_000_000)
+    assert room(snapshot([node("n", 8)], jobs=[forged]), {})["n"].gpus == 8, "of no workload"
+    others = replace(forged, namespace="other")
+    assert room(snapshot([node("n", 8)], [workload("a", 2)], jobs=[others]), {})["n"].gpus == 8
+    assert room(snapshot([node("n", 8)], [workload("a", 2)], jobs=[forged]), {})["n"].gpus == 6
+    broken = replace(workload("a", 2), spec=None, invalid="spec: broken")
+    assert room(snapshot([node("n", 8)], [broken], jobs=[forged]), {})["n"].gpus == 0
+    many = [job("a", "n", attempt, gpus=2) for attempt in range(50)]
+    assert room(snapshot([node("n", 8)], [workload("a", 2)], jobs=many), {})["n"].gpus == 6, "the newest"
 
 
 def test_a_finished_job_holds_nothing_but_its_live_pods_do() -> None:
@@ -131,8 +143,8 @@ class World:
             mine = [p for p in self.pods.values() if p.job_name == it.name]
             if it.deleting and not mine:
                 self.drop("jobs", it.name)
-            elif not it.finished and not it.deleting and not mine and not it.active:
-                self.put("jobs", it.name, replace(it, active=1))
+            elif not it.finished and not it.deleting and not mine and not it.counted:
+                self.put("jobs", it.name, replace(it, counted=True))
                 self.put("pods", f"pod-{it.name}", pod(f"pod-{it.name}", of=it))
             for p in mine:
                 if not p.node and not p.terminating and self.really_free(it.node) >= it.requests.gpus:
@@ -147,7 +159,7 @@ class World:
         """A Job whose pod has ended learns of it; every third fails, half of these by eviction."""
         ended = [
             j for j in self.jobs.values()
-            if j.active and not j.finished and not any(p.job_name == j.name for p in self.pods.values())
+            if j.counted and not j.finished and not any(p.job_name == j.name for p in self.pods.values())
         ]  # fmt: skip
         if ended:
             it = ended[pick % len(ended)]
@@ -206,7 +218,7 @@ class World:
             going = {
                 j.name: j.requests.gpus for j in self.jobs.values()
                 if j.node == n.name and not j.finished and not j.deleting and j.name not in bound
-                and (not j.active or any(p.job_name == j.name for p in self.pods.values()))
+                and (not j.counted or any(p.job_name == j.name for p in self.pods.values()))
             }  # fmt: skip
             assert held + sum(going.values()) <= n.allocatable.gpus, f"{n.name} is promised twice"
         for uid in self.workloads:

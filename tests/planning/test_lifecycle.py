@@ -24,7 +24,7 @@ def look(
 
 
 def failed(reason: str = "BackoffLimitExceeded", attempt: int = 0, retries: int = 0) -> JobView:
-    return job("a", "n", attempt, retries=retries, finished="Failed", reason=reason, finished_at=NOW - 1, active=1)
+    return job("a", "n", attempt, retries=retries, finished="Failed", reason=reason, finished_at=NOW - 1, counted=True)
 
 
 def refs(*jobs: JobView) -> tuple[JobRef, ...]:

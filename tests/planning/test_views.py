@@ -167,6 +167,45 @@ def test_a_job_is_read_back_from_itself_and_a_damaged_one_from_its_template() ->
     assert damaged is not None and damaged.requests.gpus == 7
 
 
+@pytest.mark.parametrize(
+    ("status", "counted"),
+    [
+        ({}, False),
+        ({"active": 0, "ready": 0, "uncountedTerminatedPods": {}}, False),
+        ({"active": 1}, True),
+        ({"active": 0, "terminating": 1}, True),
+        ({"active": 0, "failed": 1}, True),
+        # What the Job controller writes when a pod has ended, before it says that the Job has.
+        ({"active": 0, "ready": 0, "uncountedTerminatedPods": {"succeeded": ["uid"]}}, True),
+        ({"active": 0, "conditions": [{"type": "SuccessCriteriaMet", "status": "True"}]}, True),
+        ({"active": 0, "conditions": [{"type": "FailureTarget", "status": "True"}]}, True),
+    ],
+)
+def test_a_job_whose_pod_was_ever_counted_is_known(status: dict[str, Any], counted: bool) -> None:
+    raw = {"metadata": {"uid": "j", "labels": {"gpu.warp.dev/workload-uid": "u"}}, "status": status}
+    view = job_view(raw)
+    assert view is not None and view.counted is counted
+
+
+def test_numbers_that_no_status_can_hold_are_cut() -> None:
+    labels = {"gpu.warp.dev/workload-uid": "u", "gpu.warp.dev/attempt": "9" * 20}
+    view = job_view({"metadata": {"uid": "j", "labels": labels, "annotations": {"gpu.warp.dev/retries": "9" * 20}}})
+    assert view is not None and view.attempt == view.retries == 2**31 - 1
+
+
+def test_a_template_may_be_deep_but_not_bottomless() -> None:
+    def deep(levels: int) -> dict[str, Any]:
+        template: dict[str, Any] = {}
+        for _ in range(levels - 1):
+            template = {"a": template}
+        return {"metadata": {"uid": "u"}, "spec": {"modelName": "m", "gpuCount": 1, "template": template}}
+
+    refused = "spec.template: must not be nested deeper than 64 levels"
+    assert workload_view(deep(64)).invalid != refused
+    for levels in (65, 251, 400):
+        assert workload_view(deep(levels)).invalid == refused
+
+
 def test_jobs_of_others_are_not_ours() -> None:
     assert job_view({"metadata": {"name": "j", "labels": {"app": "x"}}}) is None
 
