@@ -58,4 +58,8 @@ def _due(view: WorkloadView, jobs: Sequence[JobView]) -> JobView | None:
     if job.finished or job.deleting:
         return None
     shown = view.status.get("jobName") == job.name and view.status.get("observedGeneration") == view.generation
-    return None if shown and view.phase == ("Running" if job.ready else "Scheduled") else job
+    # Once shown as running it stays so until its own workflow tells more: a Job has no ready pod either while its pod
+    # is being terminated, or has ended and is yet to be counted.
+    if shown and (view.phase == "Running" or (view.phase == "Scheduled" and not job.ready)):
+        return None
+    return job

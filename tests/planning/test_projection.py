@@ -44,6 +44,14 @@ def test_a_pod_may_run_before_its_job_counts_it_ready() -> None:
     assert lag.status["phase"] == "Running"
 
 
+def test_what_ran_is_not_shown_as_scheduled_again_while_its_pod_ends() -> None:
+    running = shown(workload("a"), RUNNING)
+    ending = replace(RUNNING, ready=False)
+    assert lags(running, ending) == [], "the pod has ended and the Job does not count it yet"
+    assert lags(running, ending, pods=[pod("p", "n", of=ending, running=True, terminating=True)]) == []
+    assert lags(running, ending, nodes=[node("n", ready=False)]) == [], "its own workflow tells that, with an Event"
+
+
 def test_a_node_that_cannot_be_relied_on_is_named() -> None:
     (lag,) = lags(workload("a"), RUNNING, nodes=[node("n", ready=False)])
     assert "has not been ready" in lag.status["message"]
