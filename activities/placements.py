@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
@@ -77,9 +78,12 @@ class _Progress:
     accepted: dict[str, int] = field(default_factory=dict)
     rejected: dict[str, int] = field(default_factory=dict)
     lagging: int = 0
+    shown: int = 0
 
     def result(self) -> CarriedOut:
-        return CarriedOut(self.made, self.stale, self.refused, self.accepted, self.rejected, self.lagging)
+        return CarriedOut(
+            self.made, self.stale, self.refused, self.accepted, self.rejected, self.lagging, self.shown
+        )
 
 
 async def _heartbeat() -> None:
@@ -148,6 +152,10 @@ class Placements:
                     log.exception("%s: given up after %d tries", type(entry).__name__, ATTEMPTS)
                 except KubeError as refused:
                     log.warning("%s: %s", type(entry).__name__, refused)
+                except Exception:  # a defect, at one object: all others should still be placed and told
+                    if isinstance(entry, Assignment):
+                        raise
+                    log.exception("%s: left as it is", type(entry).__name__)
 
         results = await asyncio.gather(*(one(entry) for entry in entries), return_exceptions=True)
         for result in results:
@@ -258,14 +266,16 @@ class Placements:
             self._cache.pods.items.values(),
             self._cache.nodes.items.values(),
         )
+        done.lagging = len(found) + bool(unseen)
 
         async def write(lag: Lag) -> None:
-            if not await self._write(lag.view, lag.status):
-                done.lagging += 1
+            if await self._write(lag.view, lag.status):
+                done.lagging -= 1
+                done.shown += 1
 
+        # In no order: 200 that cannot be written, for whatever reason, must not keep the others out for ever.
+        random.shuffle(found)
         await self._each(found[:STATUS_LIMIT], write)
-        if unseen:
-            done.lagging += 1
         for made in assignments:
             if made.uid in done.made and made.uid not in self._cache.workloads.items and await self._read(made) is None:
                 job = await self._job(made)

@@ -79,7 +79,8 @@ class CarriedOut:
     refused: list[Verdict] = field(default_factory=list)  # the API server refused the Job
     accepted: dict[str, int] = field(default_factory=dict)  # template taken in a dry run, by UID -> generation
     rejected: dict[str, int] = field(default_factory=dict)  # template refused in a dry run, by UID -> generation
-    lagging: int = 0  # statuses that still do not tell of their Job: the cache was behind, or they changed meanwhile
+    lagging: int = 0  # statuses that still do not tell of their Job: it is not visible yet, or they were not written
+    shown: int = 0  # statuses that were brought up to date
 
 
 @dataclass(frozen=True)

@@ -147,9 +147,10 @@ class Placement:
                 self._state.ledger, done.stale, done.refused, done.accepted, done.rejected, done.made
             )
             # Whoever changed a workload pokes for it; the rest is a cache that is behind, and gets longer and longer.
-            self._stale_rounds = self._stale_rounds + 1 if done.stale and not done.made else 0
-            self._behind |= bool(done.stale or done.lagging)
-            self._poked |= bool(decision.examine) or result.lagging > STATUS_LIMIT
+            again = bool(done.stale or done.lagging)
+            self._stale_rounds = self._stale_rounds + 1 if again and not (done.made or done.shown) else 0
+            self._behind |= again
+            self._poked |= bool(decision.examine) or done.shown >= STATUS_LIMIT
         for uid in decision.forget:
             self._traces.pop(uid, None)
         if decision.more:

@@ -113,3 +113,8 @@ async def test_a_status_that_changed_meanwhile_is_left_to_the_next_round() -> No
     cache, server = Cache(workload_view(stored()), jobs=(RUNNING,)), Server(conflicts=1)
     assert (await carry_out(Decision(), cache=cache, kube=server)).lagging == 1
     assert server.patches == []
+
+
+async def test_a_status_that_is_given_up_on_is_looked_at_again() -> None:
+    cache = Cache(workload_view(stored()), jobs=(RUNNING,))
+    assert (await carry_out(Decision(), ATTEMPTS, cache=cache)).lagging == 1
