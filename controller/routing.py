@@ -87,8 +87,12 @@ def on_job(old: JobDigest | None, new: JobDigest | None, workload: WorkloadDiges
     torn_down = workload is not None and workload.deleting
     if new.deleting and not (old is not None and old.deleting) and not new.finished and not torn_down:
         return Route(workloads=(poke,))
-    # That it runs, the ledger shows for all at once; it begins no workflow.
-    return Route(ledger=new.ready and not (old is not None and old.ready))
+    if not new.ready or (old is not None and old.ready):
+        return NOBODY
+    # That it runs, the ledger shows for all at once; it begins no workflow. Who came back or was edited may have one
+    # open, which would go on showing what was before.
+    followed = new.attempt > 0 or (workload is not None and workload.generation > 1)
+    return Route(ledger=True, workloads=(replace(poke, begin=False),) if followed else ())
 
 
 def on_node(old: NodeDigest | None, new: NodeDigest | None, jobs_on: Callable[[str], Iterable[JobDigest]]) -> Route:

@@ -53,6 +53,14 @@ def test_that_a_job_runs_is_news_for_the_ledger_alone() -> None:
     assert on_job(replace(JOB, ready=True), JOB, NEW) == NOBODY
 
 
+def test_that_a_job_runs_reaches_a_workflow_that_is_open_since_before() -> None:
+    again = replace(JOB, attempt=1)
+    for job, workload in ((again, NEW), (again, None), (JOB, replace(NEW, generation=2, caught_up=True))):
+        route = on_job(job, replace(job, ready=True), workload)
+        assert route.ledger
+        assert [p.begin for p in route.workloads] == [False]
+
+
 def test_a_job_is_followed_from_the_moment_it_ends() -> None:
     running = replace(JOB, ready=True)
     for ended, phase in (
