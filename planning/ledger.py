@@ -35,6 +35,16 @@ def after_deciding(ledger: Ledger, decision: Decision) -> Ledger:
     return Ledger(in_flight, turns, held, accepted, rejected, made)
 
 
+def still_due(ledger: Ledger, decision: Decision) -> Decision:
+    """The decision without assignments of turns that are over.
+
+    A planner that was asked before a workload came back, and looked when its old Job had gone, gives the old turn
+    again.
+    """
+    due = [a for a in decision.assignments if later(ledger.turns.get(a.uid), a.turn) == a.turn]
+    return replace(decision, assignments=due)
+
+
 def after_carrying_out(
     ledger: Ledger,
     stale: Iterable[str],

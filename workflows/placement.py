@@ -24,7 +24,7 @@ from activities.signatures import (
     DecideResult,
     Versions,
 )
-from planning.ledger import after_carrying_out, after_deciding, after_requeue
+from planning.ledger import after_carrying_out, after_deciding, after_requeue, still_due
 from planning.model import Decision
 
 # Assignments per round: large enough to share a round's events, small enough that a freed GPU waits a second at most.
@@ -120,7 +120,7 @@ class Placement:
             retry_policy=RETRY,
             summary=f"round {self._state.rounds + 1}",
         )
-        decision = result.decision
+        decision = still_due(self._state.ledger, result.decision)
         # After a restore the cluster's versions begin anew; those of its former life bind nobody.
         self._state.versions = result.versions if result.restored else newest(self._state.versions, result.versions)
         # The promise is in this history before anything is written for it: a crash from here on cannot forget it.
@@ -130,7 +130,8 @@ class Placement:
         self._behind = result.behind
         if result.behind:
             self._state.fresh = newest(self._state.fresh, fresh)
-        if effects := _effects(decision, result.lagging):
+        # As it was decided, so that what is dropped from it changes no command.
+        if effects := _effects(result.decision, result.lagging):
             done = await workflow.execute_activity(
                 CARRY_OUT,
                 CarryOut(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planning.ledger import after_carrying_out, after_deciding, after_requeue, later
+from planning.ledger import after_carrying_out, after_deciding, after_requeue, later, still_due
 from planning.model import Assignment, Decision, Ledger, Resources, Turn, Verdict, Withdrawal
 
 
@@ -25,6 +25,14 @@ def test_a_turn_that_comes_back_during_a_decision_is_not_forgotten_by_it() -> No
     asked = Ledger(in_flight={"a": assignment("a")})
     crossing = after_requeue(asked, "a", Turn(1, 1))
     assert after_deciding(crossing, Decision(seen=["a"])).turns == {"a": Turn(1, 1)}
+
+
+def test_a_turn_that_is_over_is_not_given_again_by_a_planner_that_was_asked_before() -> None:
+    crossing = after_requeue(Ledger(), "a", Turn(1, 1))
+    decision = Decision(assignments=[assignment("a", Turn(0, 0)), assignment("b")], queued=2)
+    assert still_due(crossing, decision) == Decision(assignments=[assignment("b")], queued=2)
+    again = Decision(assignments=[assignment("a", Turn(1, 1))])
+    assert still_due(crossing, again) == again
 
 
 def test_a_turn_stays_until_its_workload_is_gone() -> None:
