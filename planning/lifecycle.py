@@ -139,8 +139,10 @@ def next_step(observation: Observation, turn: Turn, verdict: Verdict | None, jit
             # The ledger judged a turn that is over: it lost count. Told the turn, it looks anew.
             return Step("again", turn, phase="Scheduling", reason="Queued", message="back in the queue for a place")
         return Step("queued", turn, reason="Queued", message="in the queue for a place")
-    # An older Job that goes on is one that the ledger made after it lost count; it is as good as any.
-    if newest.attempt < turn.attempt and (newest.finished or newest.deleting):
+    suspended = workload.spec is not None and workload.spec.suspend
+    # An older Job that goes on is one that the ledger made after it lost count; it is as good as any. A suspended
+    # one has most likely been taken back already, and the cache is behind: handed back again, it would be so for ever.
+    if newest.attempt < turn.attempt and (newest.finished or newest.deleting or suspended):
         return Step(
             "queued", turn, phase="Scheduling", reason="WaitingForPods", delete=refs,
             message=f"waiting for the pods of Job {newest.name} to go",
@@ -151,7 +153,7 @@ def next_step(observation: Observation, turn: Turn, verdict: Verdict | None, jit
         # Also when it has failed meanwhile: taking a Job back kills its pod, and that is nobody's failure.
         message = f"Job {newest.name} was deleted before it finished; the workload goes back to the queue"
         return _again(newest, case, JOB_DELETED, message)
-    if workload.spec is not None and workload.spec.suspend:
+    if suspended:
         return replace(
             _of(newest, "suspend", case, phase="Pending", reason="Suspended", delete=refs),
             turn=_after(newest, case),

@@ -109,6 +109,12 @@ def test_suspension_takes_the_job_back_without_a_retry() -> None:
     assert look(workload("a", spec={"suspend": True}), done).kind == "finish"
 
 
+def test_a_suspended_job_is_handed_back_once_however_long_its_end_stays_unseen() -> None:
+    it = job("a", "n", 1, retries=1)
+    step = look(workload("a", spec={"suspend": True}), it, turn=Turn(2, 1))
+    assert (step.kind, step.turn, step.delete) == ("queued", Turn(2, 1), refs(it))
+
+
 def test_a_job_deleted_by_hand_sends_the_workload_back_without_a_retry() -> None:
     step = look(workload("a"), job("a", "n", 3, retries=2, deleting=True))
     assert (step.kind, step.turn, step.reason) == ("again", Turn(4, 2), "JobDeleted")
