@@ -125,7 +125,7 @@ class Placements:
         alive = asyncio.create_task(_heartbeat())
         try:
             # Withdrawals first: what they free, later rounds give away.
-            await self._each(decision.withdrawals, self._withdraw)
+            await self._each(decision.withdrawals, lambda w: self._withdraw(w, done))
             await self._each(decision.assignments, lambda a: self._assign(a, request.traces.get(a.uid), done))
             await self._each([*decision.verdicts, *done.refused], self._tell)
             await self._each(decision.examine, lambda entry: self._examine(entry, done))
@@ -145,9 +145,11 @@ class Placements:
             async with gate:
                 try:
                     await do(entry)
-                except TRANSIENT:
-                    # An assignment is a promise: it must end as made, stale or refused, however long that takes.
-                    if isinstance(entry, Assignment) or activity.info().attempt < ATTEMPTS:
+                except TRANSIENT as failed:
+                    # An assignment is a promise: it must end as made, stale or refused, however long that takes. And
+                    # nobody is held up by an entry that fails as all others would: to give up would only cost rounds.
+                    promise, nobody = isinstance(entry, Assignment), failed.reason == "ConnectionFailed"
+                    if promise or nobody or activity.info().attempt < ATTEMPTS:
                         raise
                     log.exception("%s: given up after %d tries", type(entry).__name__, ATTEMPTS)
                 except KubeError as refused:
@@ -288,8 +290,13 @@ class Placements:
             self._cache.workloads.observe(raw)
         return raw is not None
 
-    async def _withdraw(self, withdrawal: Withdrawal) -> None:
-        await delete_job(self._kube, withdrawal.namespace, withdrawal.job_name, withdrawal.job_uid, finished=False)
+    async def _withdraw(self, withdrawal: Withdrawal, done: _Progress) -> None:
+        version = withdrawal.job_version or None  # 0: decided by an older build
+        job = withdrawal.namespace, withdrawal.job_name, withdrawal.job_uid
+        if not await delete_job(self._kube, *job, finished=False, version=version):
+            # It may have found its place while this could not be written, or even have ended: decide again.
+            done.stale.append(withdrawal.uid)
+            return
         view = self._cache.workloads.items.get(withdrawal.uid)
         if view is not None:
             self._events.record(

@@ -75,7 +75,7 @@ class CarriedOut:
     """What became of a decision; every assignment is in one of `made`, `stale` and `refused`."""
 
     made: dict[str, int] = field(default_factory=dict)  # the Job's resourceVersion, by workload UID
-    stale: list[str] = field(default_factory=list)  # changed or gone meanwhile, no Job was made: decide again
+    stale: list[str] = field(default_factory=list)  # changed or gone meanwhile, nothing was done: decide again
     refused: list[Verdict] = field(default_factory=list)  # the API server refused the Job
     accepted: dict[str, int] = field(default_factory=dict)  # template taken in a dry run, by UID -> generation
     rejected: dict[str, int] = field(default_factory=dict)  # template refused in a dry run, by UID -> generation

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from crds.gpuworkload import API_VERSION, KIND
-from kube.client import KubeClient
+from kube.client import KubeClient, Propagation
 from kube.errors import Conflict, Invalid, NotFound
 from kube.resources import GPUWORKLOADS, JOBS, ObjectRef
 from planning.model import WorkloadView
@@ -86,11 +86,17 @@ async def remove_finalizer(kube: KubeClient, view: WorkloadView, raw: Mapping[st
     return False
 
 
-async def delete_job(kube: KubeClient, namespace: str, name: str, uid: str, *, finished: bool) -> None:
+async def delete_job(
+    kube: KubeClient, namespace: str, name: str, uid: str, *, finished: bool, version: int | None = None
+) -> bool:
     """Deletes a Job. One that still claims GPUs goes last, after its pods: as long as it is there, they are not free.
     A finished one claims nothing, and its pods go after it, which costs the cluster fewer writes.
+
+    False: it is gone, another has its name, or it is no longer what it was at `version`.
     """
+    propagation: Propagation = "Background" if finished else "Foreground"
     try:
-        await kube.delete(JOBS, name, namespace, uid=uid, propagation="Background" if finished else "Foreground")
+        await kube.delete(JOBS, name, namespace, uid=uid, resource_version=version, propagation=propagation)
     except (NotFound, Conflict):
-        return  # gone, or another Job of that name
+        return False
+    return True

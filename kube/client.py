@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import io
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -160,13 +160,16 @@ class KubeClient:
         namespace: str | None = None,
         *,
         uid: str | None = None,
+        resource_version: int | None = None,
         propagation: Propagation = "Background",
     ) -> None:
         """Deletes an object, or begins to when it has finalizers. NotFound is raised; with `uid`, Conflict when the
-        name belongs to another object by now."""
+        name belongs to another object by now; with `resource_version`, Conflict when it changed since."""
         options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation}
-        if uid is not None:
-            options["preconditions"] = {"uid": uid}
+        known = {"uid": uid, "resourceVersion": None if resource_version is None else str(resource_version)}
+        preconditions = {name: value for name, value in known.items() if value is not None}
+        if preconditions:
+            options["preconditions"] = preconditions
         await self._call("DELETE", resource, namespace, name, body=options)
 
     async def merge_patch(
@@ -264,9 +267,11 @@ class KubeClient:
         field_selector: str = "",
         metadata_only: bool = False,
         timeout_seconds: int = 270,
+        opened: Callable[[], None] | None = None,
     ) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
         """Events after `resource_version`, as (ADDED | MODIFIED | DELETED | BOOKMARK, object), until the server ends
-        the watch after about `timeout_seconds`; then the iterator ends.
+        the watch after about `timeout_seconds`; then the iterator ends. `opened` is called when the server has accepted
+        the watch, which is long before a quiet collection has an event.
 
         Gone: list again. TooLarge, or Unavailable with the reason BadResponse: an event cannot be read, and asking
         again from the same version would bring it again, so list again. Other Unavailable: the connection was lost,
@@ -298,6 +303,8 @@ class KubeClient:
                     raise error_from_response(
                         response.status, body, request=request, retry_after=response.headers.get("Retry-After")
                     )
+                if opened is not None:
+                    opened()
                 async for line in lines(response.content, request):
                     yield event(line, request)
             finally:

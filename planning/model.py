@@ -237,6 +237,7 @@ class Withdrawal:
     job_uid: str
     next_turn: Turn
     message: str
+    job_version: int = 0  # the Job's resourceVersion as it was decided upon
 
 
 @dataclass(frozen=True, slots=True)

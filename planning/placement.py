@@ -330,9 +330,11 @@ def _withdrawals(snapshot: Snapshot, mine: Belongings, settings: Settings) -> li
                 name=living[job.workload_uid].name,
                 job_name=job.name,
                 job_uid=job.uid,
-                # Without a pod nobody took the place: something refuses its pods, and that counts as a failure.
-                next_turn=Turn(job.attempt + 1, job.retries + (0 if pods else 1)),
+                # Without a pod nobody took the place: something refuses its pods, and that counts as a failure. A Job
+                # that was never looked at (it has no start time) waits for its controller, and that is nobody's.
+                next_turn=Turn(job.attempt + 1, job.retries + (0 if pods or job.started is None else 1)),
                 message=f"{message} ({why}); it is placed anew" if why else f"{message}; it is placed anew",
+                job_version=job.resource_version,
             )
         )
     return found

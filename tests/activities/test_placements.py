@@ -13,7 +13,7 @@ from temporalio.testing import ActivityEnvironment
 from activities.placements import ATTEMPTS, Placements
 from activities.signatures import CarryOut
 from kube.errors import Conflict, Unavailable
-from planning.model import Assignment, Decision, JobView, Resources, Turn, Waiting, WorkloadView
+from planning.model import Assignment, Decision, JobView, Resources, Turn, Waiting, Withdrawal, WorkloadView
 from planning.views import workload_view
 
 
@@ -98,6 +98,39 @@ async def test_a_status_that_cannot_be_written_holds_up_nobody() -> None:
     waiting = Waiting("u", "ns", "w", 1, "WaitingForCapacity", "m")
     done = await carry_out(Decision(waiting=[waiting]), ATTEMPTS)
     assert done.stale == []
+
+
+WITHDRAWAL = Withdrawal("u", "ns", "w", "w-u-0", "j", Turn(1), "m", job_version=5)
+
+
+class Deletions:
+    """Answers deletions as told, and remembers what they were bound to."""
+
+    def __init__(self, answer: Exception | None = None) -> None:
+        self.answer = answer
+        self.asked: list[tuple[str, str, int]] = []
+
+    async def delete(self, _: Any, name: str, __: str, *, uid: str, resource_version: int, **___: Any) -> None:
+        self.asked.append((name, uid, resource_version))
+        if self.answer is not None:
+            raise self.answer
+
+
+async def test_a_job_that_changed_since_it_was_decided_upon_is_not_withdrawn() -> None:
+    server = Deletions()
+    assert (await carry_out(Decision(withdrawals=[WITHDRAWAL]), kube=server)).stale == []
+    assert server.asked == [("w-u-0", "j", 5)]
+    moved = Deletions(Conflict("it runs by now", reason="Conflict"))
+    assert (await carry_out(Decision(withdrawals=[WITHDRAWAL]), kube=moved)).stale == ["u"]
+
+
+async def test_nothing_is_given_up_on_while_nobody_answers_but_a_slow_answer_holds_up_nobody() -> None:
+    with pytest.raises(Unavailable):
+        await carry_out(Decision(withdrawals=[WITHDRAWAL]), 100)
+    slow = Deletions(Unavailable("no answer in time", reason="Timeout"))
+    with pytest.raises(Unavailable):
+        await carry_out(Decision(withdrawals=[WITHDRAWAL]), ATTEMPTS - 1, kube=slow)
+    await carry_out(Decision(withdrawals=[WITHDRAWAL]), ATTEMPTS, kube=slow)
 
 
 async def test_a_running_job_is_shown_once_and_known_before_the_watch_tells() -> None:

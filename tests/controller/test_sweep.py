@@ -28,7 +28,9 @@ class FakeKube:
         self.patched: list[tuple[str, dict[str, Any]]] = []
         self.conflicts = 0
 
-    async def delete(self, resource: Any, name: str, namespace: str, *, uid: str, propagation: str = "") -> None:
+    async def delete(
+        self, resource: Any, name: str, namespace: str, *, uid: str, propagation: str = "", **_: Any
+    ) -> None:
         self.deleted.append((name, uid, propagation))
         if self.on_call:
             self.on_call()

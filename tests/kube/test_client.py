@@ -122,7 +122,10 @@ async def test_delete_waits_for_finalizers_and_checks_the_uid(client: KubeClient
     made = await client.create(GPUWORKLOADS, body, "a")
     with pytest.raises(Conflict):
         await client.delete(GPUWORKLOADS, "w", "a", uid="another")
-    await client.delete(GPUWORKLOADS, "w", "a", uid=made["metadata"]["uid"])
+    version = int(made["metadata"]["resourceVersion"])
+    with pytest.raises(Conflict):
+        await client.delete(GPUWORKLOADS, "w", "a", resource_version=version - 1)
+    await client.delete(GPUWORKLOADS, "w", "a", uid=made["metadata"]["uid"], resource_version=version)
     assert "deletionTimestamp" in (await client.get(GPUWORKLOADS, "w", "a"))["metadata"]
     await client.merge_patch(GPUWORKLOADS, "w", "a", {"metadata": {"finalizers": None}})
     with pytest.raises(NotFound):

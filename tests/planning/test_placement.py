@@ -215,10 +215,17 @@ def test_a_job_whose_pod_ran_and_ended_is_not_withdrawn() -> None:
     assert not round_of(snapshot([node("n")], [workload("a")], jobs=[ran])).withdrawals
     never_made = replace(ran, counted=False)
     assert not round_of(snapshot([node("n")], [workload("a")], jobs=[never_made])).withdrawals, "its turn may come"
-    never_made = replace(never_made, created=NOW - 120)
+    never_made = replace(never_made, created=NOW - 120, started=NOW - 119)
     (withdrawal,) = round_of(snapshot([node("n")], [workload("a")], jobs=[never_made])).withdrawals
     assert "no pod was created for it" in withdrawal.message
     assert withdrawal.next_turn == Turn(1, 1), "something refuses its pods: that counts as a failure"
+
+
+def test_a_job_that_its_controller_never_looked_at_costs_no_retry() -> None:
+    alone = job("a", "n", created=NOW - 120, resource_version=7)
+    (withdrawal,) = round_of(snapshot([node("n")], [workload("a")], jobs=[alone])).withdrawals
+    assert withdrawal.next_turn == Turn(1, 0)
+    assert withdrawal.job_version == 7, "it is taken back as it was decided upon, or not at all"
 
 
 def test_a_workload_whose_pods_are_refused_time_and_again_is_told_so() -> None:
