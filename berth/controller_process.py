@@ -31,13 +31,14 @@ def run_controller(options: ProcessOptions, *, resync: float) -> None:
 
 async def serve(kube: KubeClient, temporal: Client, options: ProcessOptions, *, resync: float) -> None:
     term: Controller | None = None
+    elector: LeaderElector | None = None
 
     def healthy() -> str:
         return ended(term.tasks) if term is not None else ""
 
     def ready() -> str:
         if term is None:
-            return ""  # a standby has nothing to wait for
+            return elector.trouble if elector is not None else ""  # a standby that can see who leads is ready
         away = term.temporal_away
         return "; ".join(filter(None, (watch_trouble(term.reflectors), away and f"Temporal cannot be reached: {away}")))
 

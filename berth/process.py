@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 # A watch hears of the server about every minute (bookmarks), so this long without anything is no coincidence.
 SILENCE = 150.0
+# Where an error explains the silence, only a server that restarts is waited for.
+FAILING = 20.0
 SPANS_FLUSH = 3.0
 
 
@@ -72,13 +74,15 @@ def ended(tasks: Iterable[asyncio.Task[None]]) -> str:
 
 
 def watch_trouble(reflectors: Mapping[str, Reflector[Any]], within: float = SILENCE) -> str:
-    """Which watches have no complete picture, or have not heard of the API server for `within` seconds; '' if none."""
+    """Which watches have no complete picture, or have not heard of the API server for `within` seconds (`FAILING` if
+    they know why); '' if none.
+    """
     waiting, silent = [], []
     for kind, reflector in reflectors.items():
         error = f" ({reflector.last_error})" if reflector.last_error else ""
         if not reflector.synced.is_set():
             waiting.append(kind + error)
-        elif not reflector.healthy(within):
+        elif not reflector.healthy(FAILING if reflector.last_error else within):
             silence = time.monotonic() - (reflector.last_contact or 0.0)
             silent.append(f"{kind} for {silence:.0f} s{error}")
     said = [f"waiting for the first list of {', '.join(waiting)}"] if waiting else []

@@ -28,7 +28,7 @@ from activities.signatures import TASK_QUEUE
 from activities.workloads import Workloads
 from berth.process import ProcessOptions, connect_temporal, ended, run_process, serve_http, watch_trouble
 from berth.version import DEPLOYMENT, build_id
-from controller.outage import TEMPORAL_AWAY, reason
+from controller.outage import ANSWER, TEMPORAL_AWAY, reason
 from kube.client import KubeClient
 from kube.events import EventRecorder
 from workflows.gpuworkload import GPUWorkload
@@ -163,7 +163,7 @@ async def make_current(temporal: Client, *, only_if_none: bool) -> bool:
     """
     try:
         described = await temporal.workflow_service.describe_worker_deployment(
-            DescribeWorkerDeploymentRequest(namespace=temporal.namespace, deployment_name=DEPLOYMENT)
+            DescribeWorkerDeploymentRequest(namespace=temporal.namespace, deployment_name=DEPLOYMENT), timeout=ANSWER
         )
         current: WireVersion = described.worker_deployment_info.routing_config.current_deployment_version
         if current.build_id == build_id():
@@ -178,7 +178,8 @@ async def make_current(temporal: Client, *, only_if_none: bool) -> bool:
                 version=f"{DEPLOYMENT}.{build_id()}",
                 identity="berth",
                 ignore_missing_task_queues=True,
-            )
+            ),
+            timeout=ANSWER,
         )
     except RPCError as refused:
         if refused.status not in (RPCStatusCode.NOT_FOUND, RPCStatusCode.FAILED_PRECONDITION):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from temporalio.service import RPCError
 
 # A lazy client connects at its first call, and says so by a RuntimeError ("Failed client connect") where it cannot; an
 # established connection that breaks is an RPCError.
 TEMPORAL_AWAY = (RPCError, RuntimeError)
+# A server that hangs would be noticed by its connection's keep-alive only after three quarters of a minute.
+ANSWER = timedelta(seconds=10)
 
 
 def reason(away: Exception) -> str:

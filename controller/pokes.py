@@ -31,7 +31,7 @@ from activities.messages import (
     workload_id,
 )
 from activities.signatures import TASK_QUEUE, Versions, WorkloadRef
-from controller.outage import TEMPORAL_AWAY, reason
+from controller.outage import ANSWER, TEMPORAL_AWAY, reason
 from controller.routing import Route, WorkloadPoke
 from workflows.placement import newest
 
@@ -203,6 +203,7 @@ class Poker:
             static_summary=f"Placement ledger of pool {self._pool}",
             start_signal="poke",
             start_signal_args=[Poke(seen, traces)],
+            rpc_timeout=ANSWER,
         )
 
     async def _poke_workload(self, due: _Due) -> None:
@@ -220,12 +221,14 @@ class Poker:
                     id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
                     search_attributes=workload_attributes(ref, poke.node, poke.phase),
                     static_summary=f"{poke.namespace}/{poke.name}",
+                    rpc_timeout=ANSWER,
                 )
                 return
             except WorkflowAlreadyStartedError:
                 pass
         try:
-            await self._client.get_workflow_handle(workload_id(poke.uid)).signal("poke", Poke(due.seen))
+            handle = self._client.get_workflow_handle(workload_id(poke.uid))
+            await handle.signal("poke", Poke(due.seen), rpc_timeout=ANSWER)
         except RPCError as refused:
             if refused.status != RPCStatusCode.NOT_FOUND:
                 raise

@@ -50,6 +50,7 @@ class LeaderElector:
             raise ValueError("a candidate needs an identity")
         self.identity = identity
         self.holder = ""
+        self.trouble = ""  # why it cannot be told who leads; '' while the lease can be read
         self._client = client
         self._namespace = namespace
         self._name = name
@@ -101,10 +102,13 @@ class LeaderElector:
         while True:
             try:
                 async with asyncio.timeout(self._renew_deadline):
-                    if await self._try():
-                        return
+                    leads = await self._try()
+                self.trouble = ""
+                if leads:
+                    return
             except (KubeError, TimeoutError) as exc:
-                log.warning("cannot get the lease %s/%s: %s", self._namespace, self._name, str(exc) or "no answer")
+                self.trouble = f"cannot get the lease {self._namespace}/{self._name}: {str(exc) or 'no answer'}"
+                log.warning("%s", self.trouble)
             await asyncio.sleep(self._retry * random.uniform(1.0, 1.2))
 
     async def _renew(self) -> None:

@@ -249,6 +249,7 @@ class Reflector(Generic[T]):
             self._namespace,
             resource_version=self.resource_version,
             timeout_seconds=self._watch_seconds,
+            opened=self._contact,
             **self._selection,
         )
         async with aclosing(events):

@@ -45,6 +45,12 @@ def test_trouble_names_the_watch_and_its_last_error() -> None:
     )
 
 
+def test_a_watch_that_fails_is_told_sooner_than_one_that_is_silent() -> None:
+    assert watch_trouble({"jobs": watch(silence=15, error="refused")}) == ""
+    said = watch_trouble({"jobs": watch(silence=25, error="refused"), "pods": watch(silence=25)})
+    assert said == "no contact with the API server on the watch of jobs for 25 s (refused)"
+
+
 async def test_only_a_task_that_failed_cannot_recover() -> None:
     async def fail() -> None:
         raise KeyError

@@ -49,7 +49,7 @@ class FakeTemporal:
             yield SimpleNamespace(id=f"gpuworkload/{uid}")
 
     def get_workflow_handle(self, id: str) -> Any:
-        async def signal(name: str, arg: Any) -> None:
+        async def signal(name: str, arg: Any, **_: Any) -> None:
             await self._answer()
             self.signals.append((id, name, arg))
 

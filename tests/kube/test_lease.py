@@ -171,6 +171,19 @@ async def test_a_hanging_server_is_no_renewal(api: FakeApi) -> None:
             await asyncio.wait_for(one.task, 1.5)
 
 
+async def test_a_standby_that_cannot_see_who_leads_says_why(api: FakeApi) -> None:
+    async with candidate(api, "one") as one, candidate(api, "two") as two:
+        await one.leads()
+        assert two.elector.trouble == ""
+        fault = api.fail(status=503, count=10_000)
+        async with asyncio.timeout(5):
+            while "injected 503" not in two.elector.trouble:
+                await asyncio.sleep(0.01)
+            fault.count = 0
+            while two.elector.trouble:
+                await asyncio.sleep(0.01)
+
+
 async def test_short_trouble_is_survived(api: FakeApi) -> None:
     async with candidate(api, "one") as one:
         await one.leads()

@@ -340,6 +340,19 @@ async def test_failures_back_off_and_a_good_watch_forgives(caplog: pytest.LogCap
     assert "injected 500" in caplog.text
 
 
+async def test_an_accepted_watch_is_contact_before_it_brings_anything() -> None:
+    async with running() as rig:
+        await rig.watching()
+        rig.api.fail(status=500, watch=True, count=2)
+        rig.api.drop_watches()
+        before = rig.reflector.last_contact or 0.0
+        async with asyncio.timeout(5):
+            while len(rig.backoff.asked) < 3 or not rig.api.watching or rig.reflector.last_error is not None:
+                await asyncio.sleep(0.002)
+        assert (rig.reflector.last_contact or 0.0) > before
+        assert rig.seen.changes == []
+
+
 async def test_a_server_that_ends_every_watch_at_once_is_not_hammered() -> None:
     async with running(watch_seconds=0, backoff=Impatient(base=0.05, cap=0.4)) as rig:
         await rig.reflector.synced.wait()
