@@ -81,9 +81,7 @@ class _Progress:
     shown: int = 0
 
     def result(self) -> CarriedOut:
-        return CarriedOut(
-            self.made, self.stale, self.refused, self.accepted, self.rejected, self.lagging, self.shown
-        )
+        return CarriedOut(self.made, self.stale, self.refused, self.accepted, self.rejected, self.lagging, self.shown)
 
 
 async def _heartbeat() -> None:

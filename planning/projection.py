@@ -42,8 +42,8 @@ def lagging(
         pods_of = tuple(mine.pods.get((view.namespace, view.uid), ()))
         seen = Observation(now=now, workload=view, jobs=(job,), pods=pods_of, node=by_name.get(job.node))
         step = next_step(seen, Turn(), None, 0.0)
-        if step.kind != "follow" or step.patch_deadline:
-            continue  # its own workflow has something to do there, and tells of it
+        if step.kind != "follow" or (step.patch_deadline and view.generation > 1):
+            continue  # its own workflow has something to do there (an edited deadline), and tells of it
         status = project(view, step, now)
         if status is not None and not same(view, status):
             found.append(Lag(view, status))
@@ -55,8 +55,9 @@ def _due(view: WorkloadView, jobs: Sequence[JobView]) -> JobView | None:
     if len(jobs) != 1 or view.finished or view.deleting:
         return None
     job = jobs[0]
-    if job.finished or job.deleting:
-        return None
+    told = view.status.get("attempt")
+    if job.finished or job.deleting or (isinstance(told, int) and told > job.attempt):
+        return None  # or told already that this turn is over, by somebody who saw its Job end before this cache did
     shown = view.status.get("jobName") == job.name and view.status.get("observedGeneration") == view.generation
     # Once shown as running it stays so until its own workflow tells more: a Job has no ready pod either while its pod
     # is being terminated, or has ended and is yet to be counted.

@@ -11,8 +11,8 @@ import pytest
 from temporalio.testing import ActivityEnvironment
 
 from activities.placements import ATTEMPTS, Placements
-from activities.signatures import CarryOut
-from kube.errors import Conflict, Unavailable
+from activities.signatures import STATUS_LIMIT, CarryOut
+from kube.errors import Conflict, Forbidden, Unavailable
 from planning.model import Assignment, Decision, JobView, Resources, Turn, Waiting, Withdrawal, WorkloadView
 from planning.views import workload_view
 
@@ -150,4 +150,52 @@ async def test_a_status_that_changed_meanwhile_is_left_to_the_next_round() -> No
 
 async def test_a_status_that_is_given_up_on_is_looked_at_again() -> None:
     cache = Cache(workload_view(stored()), jobs=(RUNNING,))
-    assert (await carry_out(Decision(), ATTEMPTS, cache=cache)).lagging == 1
+
+    class Slow(Server):
+        async def merge_patch(self, *_: Any, **__: Any) -> dict[str, Any]:
+            raise Unavailable("no answer in time", reason="Timeout")
+
+    with pytest.raises(Unavailable):
+        await carry_out(Decision(), ATTEMPTS - 1, cache=cache, kube=Slow())
+    assert (await carry_out(Decision(), ATTEMPTS, cache=cache, kube=Slow())).lagging == 1
+
+
+async def test_statuses_that_nobody_may_write_do_not_keep_the_others_out() -> None:
+    def raw(namespace: str, uid: str) -> dict[str, Any]:
+        it = stored()
+        it["metadata"] |= {"uid": uid, "namespace": namespace, "name": uid}
+        return it
+
+    locked, healthy = [f"l{i}" for i in range(STATUS_LIMIT + 50)], [f"h{i}" for i in range(10)]
+    views = [workload_view(raw("locked", uid)) for uid in locked] + [workload_view(raw("ns", uid)) for uid in healthy]
+    jobs = tuple(replace(RUNNING, uid=f"j-{v.uid}", workload_uid=v.uid, namespace=v.namespace) for v in views)
+    cache = Cache(*views, jobs=jobs)
+
+    class Locked(Server):
+        async def merge_patch(
+            self, _: Any, name: str, namespace: str, body: dict[str, Any], **__: Any
+        ) -> dict[str, Any]:
+            if namespace == "locked":
+                raise Forbidden("a policy refuses it", reason="Forbidden", request=name)
+            answer = raw(namespace, name)
+            answer["metadata"]["resourceVersion"] = "8"
+            answer["status"] |= {key: value for key, value in body["status"].items() if value is not None}
+            return answer
+
+    for _ in range(40):
+        done = await carry_out(Decision(), cache=cache, kube=Locked())
+        assert done.lagging >= len(locked)
+        if done.lagging == len(locked):
+            break
+    assert {cache.workloads.items[uid].phase for uid in healthy} == {"Running"}
+    assert (await carry_out(Decision(), cache=cache, kube=Locked())).shown == 0
+
+
+async def test_a_defect_at_one_object_leaves_the_others_to_be_told() -> None:
+    cache = Cache(workload_view(stored()), jobs=(RUNNING,))
+
+    class Broken(Server):
+        async def merge_patch(self, *_: Any, **__: Any) -> dict[str, Any]:
+            raise TypeError("a defect")
+
+    assert (await carry_out(Decision(), ATTEMPTS, cache=cache, kube=Broken())).lagging == 1

@@ -52,6 +52,11 @@ def test_what_ran_is_not_shown_as_scheduled_again_while_its_pod_ends() -> None:
     assert lags(running, ending, nodes=[node("n", ready=False)]) == [], "its own workflow tells that, with an Event"
 
 
+def test_a_deadline_that_a_policy_set_hides_nothing() -> None:
+    (lag,) = lags(workload("a"), replace(RUNNING, active_deadline=60))
+    assert lag.status["phase"] == "Running"
+
+
 def test_a_node_that_cannot_be_relied_on_is_named() -> None:
     (lag,) = lags(workload("a"), RUNNING, nodes=[node("n", ready=False)])
     assert "has not been ready" in lag.status["message"]
@@ -68,7 +73,12 @@ def test_a_node_that_cannot_be_relied_on_is_named() -> None:
         pytest.param(workload("a", deleting=True), (RUNNING,), id="being deleted"),
         pytest.param(workload("a", status={"phase": "Succeeded"}), (RUNNING,), id="a tombstone"),
         pytest.param(workload("a", spec={"suspend": True}), (RUNNING,), id="being suspended"),
-        pytest.param(workload("a", spec={"activeDeadlineSeconds": 9}), (RUNNING,), id="a deadline to be set"),
+        pytest.param(
+            workload("a", spec={"activeDeadlineSeconds": 9}, generation=2), (RUNNING,), id="an edited deadline"
+        ),
+        pytest.param(
+            workload("a", status={"phase": "Pending", "attempt": 1}), (RUNNING,), id="told that this turn is over"
+        ),
         pytest.param(workload("a"), (replace(RUNNING, namespace="other"),), id="another namespace's Job"),
     ],
 )
