@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from temporalio.api.enums.v1 import EventType
-from temporalio.client import Client
+from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.service import RPCError, RPCStatusCode
 
 from activities.messages import workload_id
 from crds.gpuworkload import API_VERSION, KIND
 from kube.client import KubeClient
 from kube.errors import NotFound
+from kube.reflector import Change, Reflector
 from kube.resources import EVENTS, GPUWORKLOADS, JOBS, NODES, PODS
+from planning.naming import WORKLOAD_LABEL
 from stack import SimulatedNode, Stack, node_manifest
 
 
@@ -29,11 +33,21 @@ class Tenant:
     temporal: Client
     namespace: str
 
-    async def node(self, name: str, gpus: int, **labels: str) -> str:
+    async def node(self, name: str, gpus: int, *, kubelet: bool = True, **labels: str) -> str:
+        """A simulated node. One without `kubelet` does nothing with its pods: the test does, by `play`."""
         full = f"{self.namespace}-{name}"
         manifest = node_manifest(SimulatedNode(full, gpus=gpus, labels={"pool": self.namespace, **labels}))
+        if not kubelet:
+            del manifest["metadata"]["annotations"]
+            manifest["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
         await self.kube.create(NODES, manifest)
         return full
+
+    async def play(self, workload: str, phase: str, **conditions: bool) -> None:
+        """Says of the workload's pod what a kubelet would say, on a node without one."""
+        told = [{"type": kind, "status": str(holds)} for kind, holds in conditions.items()]
+        body = {"status": {"phase": phase, "conditions": told}}
+        await self.kube.merge_patch(PODS, await self.pod(workload), self.namespace, body, subresource="status")
 
     async def apply(
         self, name: str, gpus: int = 1, *, run: str = "1s", exit_code: int = 0, **spec: Any
@@ -87,11 +101,40 @@ class Tenant:
 
         await eventually(gone, seconds, lambda: f"{name} is still there")
 
+    @contextlib.asynccontextmanager
+    async def phases(self) -> AsyncIterator[dict[str, list[str]]]:
+        """Every phase that the tenant's workloads show from here on, in order and without repetition, by name."""
+        shown: dict[str, list[str]] = {}
+
+        def note(change: Change[tuple[str, str]]) -> None:
+            name, phase = change.new or ("", "")
+            if phase and shown.setdefault(name, [])[-1:] != [phase]:
+                shown[name].append(phase)
+
+        reflector: Reflector[tuple[str, str]] = Reflector(
+            self.kube,
+            GPUWORKLOADS,
+            namespace=self.namespace,
+            project=lambda raw: (raw["metadata"]["name"], raw.get("status", {}).get("phase", "")),
+            on_change=note,
+        )
+        watching = asyncio.create_task(reflector.run())
+        try:
+            await reflector.synced.wait()
+            yield shown
+        finally:
+            watching.cancel()
+
     async def jobs(self) -> list[dict[str, Any]]:
         return (await self.kube.list(JOBS, self.namespace))[0]
 
     async def pods(self) -> list[dict[str, Any]]:
         return (await self.kube.list(PODS, self.namespace))[0]
+
+    async def pod(self, workload: str) -> str:
+        """The name of the workload's only pod."""
+        (pod,) = [p for p in await self.pods() if p["metadata"]["labels"].get(WORKLOAD_LABEL) == workload]
+        return str(pod["metadata"]["name"])
 
     async def empty(self, seconds: float = 30.0) -> None:
         """Waits until neither Jobs nor pods are left in the namespace."""
@@ -101,13 +144,22 @@ class Tenant:
 
         await eventually(nothing, seconds, lambda: "Jobs or pods are left")
 
-    async def evict(self) -> None:
-        """Evicts the namespace's only pod, as a drain does."""
-        (pod,) = await self.pods()
-        name = pod["metadata"]["name"]
+    async def evict(self, workload: str) -> None:
+        """Evicts the workload's pod, as a drain does."""
+        name = await self.pod(workload)
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
         path = f"/api/v1/namespaces/{self.namespace}/pods/{name}/eviction"
         await asyncio.to_thread(self.stack.kubectl, "create", "--raw", path, "-f", "-", stdin=json.dumps(body))
+
+    async def followed(self, uid: str) -> bool:
+        """Whether the workload's own workflow is open."""
+        try:
+            described = await self.temporal.get_workflow_handle(workload_id(uid)).describe()
+        except RPCError as missing:
+            if missing.status != RPCStatusCode.NOT_FOUND:
+                raise
+            return False
+        return described.status == WorkflowExecutionStatus.RUNNING
 
     async def history(self, uid: str) -> list[str]:
         """The event types of the workload's workflow, once that has ended (a moment after the status says so)."""

@@ -49,7 +49,7 @@ async def scenarios(tenant: Tenant) -> dict[str, str]:
     await tenant.until("suspended", phase="Succeeded", seconds=60)
     await begin("gpuworkload-evicted", "evicted", run="4s")
     await tenant.until("evicted", phase="Running")
-    await tenant.evict()
+    await tenant.evict("evicted")
     await tenant.until("evicted", phase="Succeeded", seconds=60)
     await begin("gpuworkload-deleted", "deleted", run="60s")
     await tenant.until("deleted", phase="Running")
