@@ -6,7 +6,7 @@ until it is finished or gone, and as long as it is live it claims its GPUs on th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,15 +16,38 @@ GPU = "nvidia.com/gpu"
 WORKLOAD = "gpu.warp.dev/workload-uid"
 
 
+@dataclass(frozen=True)
+class Demand:
+    """What must have become of a workload in the end. No `phase`: it was deleted on the way, and must be gone."""
+
+    phase: str = ""
+    reason: str = ""
+    retries: int = 0
+
+
 @dataclass
 class Report:
     """What was found. `violations` must be empty; the rest tells whether the test tested anything."""
 
     violations: list[str] = field(default_factory=list)
     ended: dict[str, str] = field(default_factory=dict)  # workload uid -> terminal phase
+    failed_jobs: dict[str, int] = field(default_factory=dict)  # workload uid -> Jobs whose pod failed by itself
+    deleted_live: int = 0  # workloads whose deletion began while a Job of theirs was live
     jobs_made: int = 0
     most_gpus_at_once: int = 0
     left: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A workload as it was last seen."""
+
+    uid: str
+    kind: str
+    phase: str
+    reason: str
+    retries: int
+    deleting: bool
 
 
 @dataclass(frozen=True)
@@ -34,9 +57,14 @@ class _Claim:
     gpus: int
 
 
-def check(revisions: Iterable[Revision]) -> Report:
-    """Every workload's end, no GPU promised twice, never two live Jobs for one workload, nothing left."""
+def check(revisions: Iterable[Revision], demands: Mapping[str, Demand] | None = None) -> Report:
+    """Every workload's end, no GPU promised twice, never two live Jobs for one workload, nothing left.
+
+    `demands`: what must become of a workload, by the value of its label `demand`; each workload must have one then.
+    """
     report = Report()
+    workloads: dict[str, _Seen] = {}  # by key, the last that was there
+    failed: dict[str, set[str]] = {}  # workload uid -> Jobs
     capacity: dict[str, int] = {}
     promised: dict[str, _Claim] = {}  # by Job key
     running: dict[str, _Claim] = {}  # by pod key
@@ -53,6 +81,10 @@ def check(revisions: Iterable[Revision]) -> Report:
         elif revision.kind == "workload" and value is not None:
             phase = value.get("status", {}).get("phase", "")
             uid = value["metadata"]["uid"]
+            before, now = workloads.get(revision.key), _seen(value)
+            workloads[revision.key] = now
+            if now.deleting and not (before is not None and before.uid == uid and before.deleting):
+                report.deleted_live += any(claim.workload == uid for claim in promised.values())
             if uid in report.ended and phase != report.ended[uid]:
                 report.violations.append(
                     f"@{revision.number} workload {revision.key} was {report.ended[uid]} and is {phase}"
@@ -61,6 +93,8 @@ def check(revisions: Iterable[Revision]) -> Report:
                 report.ended[uid] = phase
         elif revision.kind == "job":
             claim = _job_claim(value)
+            if value is not None and _failed_by_itself(value):
+                failed.setdefault(value["metadata"]["labels"][WORKLOAD], set()).add(value["metadata"]["uid"])
             if value is not None and value["metadata"]["uid"] not in seen_jobs and claim is not None:
                 seen_jobs.add(value["metadata"]["uid"])
                 report.jobs_made += 1
@@ -73,8 +107,54 @@ def check(revisions: Iterable[Revision]) -> Report:
             _set(running, revision.key, claim)
             _judge_node(report, revision, "pods on", running, capacity, claim)
         report.most_gpus_at_once = max(report.most_gpus_at_once, sum(c.gpus for c in running.values()))
+    report.failed_jobs = {uid: len(jobs) for uid, jobs in failed.items()}
+    for key, seen in workloads.items():
+        _judge_retries(report, key, seen)
+        if demands is not None:
+            _judge_end(report, key, seen, key in present, demands)
     report.left = [f"{kind} {key}" for key, kind in present.items() if not key.endswith("zz-end-of-history")]
     return report
+
+
+def _judge_retries(report: Report, key: str, seen: _Seen) -> None:
+    """A retry is counted for a Job that failed, and for nothing that was killed, taken back or lost on the way."""
+    failures = report.failed_jobs.get(seen.uid, 0)
+    if seen.retries > failures:
+        report.violations.append(f"workload {key} shows {seen.retries} retries, but {failures} of its Jobs failed")
+
+
+def _judge_end(report: Report, key: str, seen: _Seen, present: bool, demands: Mapping[str, Demand]) -> None:
+    demand = demands.get(seen.kind)
+    if demand is None:
+        report.violations.append(f"workload {key} has no known demand: {seen.kind!r}")
+    elif not demand.phase:
+        if present:
+            report.violations.append(f"workload {key} ({seen.kind}) was to be gone, and is {seen.phase or 'new'}")
+    elif (seen.phase, seen.reason, seen.retries) != (demand.phase, demand.reason, demand.retries):
+        wanted = f"{demand.phase} ({demand.reason}) after {demand.retries} retries"
+        found = f"{seen.phase or 'new'} ({seen.reason}) after {seen.retries}"
+        report.violations.append(f"workload {key} ({seen.kind}) was to end {wanted}; it ended {found}")
+
+
+def _seen(workload: dict[str, Any]) -> _Seen:
+    meta, status = workload["metadata"], workload.get("status", {})
+    finished = [c for c in status.get("conditions") or () if c["type"] == "Finished" and c["status"] == "True"]
+    return _Seen(
+        uid=meta["uid"],
+        kind=meta.get("labels", {}).get("demand", ""),
+        phase=status.get("phase", ""),
+        reason=finished[0].get("reason", "") if finished else "",
+        retries=status.get("retryCount", 0),
+        deleting="deletionTimestamp" in meta,
+    )
+
+
+def _failed_by_itself(job: dict[str, Any]) -> bool:
+    """Its pod's container ended with a failure: not evicted, not beyond its deadline."""
+    return WORKLOAD in job["metadata"].get("labels", {}) and any(
+        c["type"] == "Failed" and c["status"] == "True" and c.get("reason") == "BackoffLimitExceeded"
+        for c in job.get("status", {}).get("conditions") or ()
+    )
 
 
 def _judge_jobs(

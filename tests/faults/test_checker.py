@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.faults.checker import check
+from tests.faults.checker import Demand, check
 from tests.faults.revisions import Revision
 
 NODE = {"metadata": {"name": "n"}, "status": {"allocatable": {"nvidia.com/gpu": "2"}}}
@@ -96,3 +96,57 @@ def test_a_workload_that_comes_back_to_life_is_found() -> None:
 
 def test_what_is_left_is_named() -> None:
     assert check(revisions(("job", "/j1", job("j1", "w", 0)))).left == ["job /j1"]
+
+
+DEMANDS = {"succeeds": Demand("Succeeded", "Completed"), "fails": Demand("Failed", "Spent", 1), "deleted": Demand()}
+
+
+def ended(demand: str, phase: str, reason: str = "", retries: int = 0, **metadata: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"uid": "w", "labels": {"demand": demand}, **metadata},
+        "status": {
+            "phase": phase,
+            "retryCount": retries,
+            "conditions": [{"type": "Finished", "status": "True" if reason else "False", "reason": reason}],
+        },
+    }
+
+
+def failing(uid: str, reason: str = "BackoffLimitExceeded") -> tuple[str, str, dict[str, Any]]:
+    body = job(uid, "w", 1)
+    body["status"]["conditions"] = [{"type": "Failed", "status": "True", "reason": reason}]
+    return "job", f"/{uid}", body
+
+
+def judged(*entries: tuple[str, str, dict[str, Any] | None]) -> list[str]:
+    return check(revisions(("node", "/n", NODE), *entries), DEMANDS).violations
+
+
+def test_each_must_end_as_its_demand_says() -> None:
+    gone = ("workload", "/w", None)
+    assert judged(("workload", "/w", ended("succeeds", "Succeeded", "Completed")), gone) == []
+    assert "was to end Succeeded" in judged(("workload", "/w", ended("succeeds", "Failed", "Spent")), gone)[0]
+    assert "it ended Running" in judged(("workload", "/w", ended("succeeds", "Running")), gone)[0]
+    assert "no known demand" in judged(("workload", "/w", ended("else", "Succeeded", "Completed")))[0]
+
+
+def test_what_was_deleted_must_be_gone() -> None:
+    there = ("workload", "/w", ended("deleted", "Running"))
+    assert judged(there, ("workload", "/w", None)) == []
+    assert judged(there) == ["workload /w (deleted) was to be gone, and is Running"]
+
+
+def test_a_retry_is_counted_for_a_job_that_failed_and_for_nothing_else() -> None:
+    spent = ("workload", "/w", ended("fails", "Failed", "Spent", 1))
+    assert judged(failing("j1"), failing("j2"), spent) == []
+    assert "shows 1 retries, but 0 of its Jobs failed" in judged(failing("j1", "PodFailurePolicy"), spent)[0]
+    unspent = ("workload", "/w", ended("fails", "Failed", "Spent", 0))
+    assert "was to end Failed (Spent) after 1 retries" in judged(failing("j1"), unspent)[0]
+
+
+def test_deletions_of_what_runs_are_counted_once() -> None:
+    asked = ("workload", "/w", ended("deleted", "Running", deletionTimestamp="2026-01-01T00:00:00Z"))
+    live, done = ("job", "/j", job("j", "w", 1)), ("job", "/j", job("j", "w", 1, finished=True))
+    node = ("node", "/n", NODE)
+    assert check(revisions(node, live, asked, asked)).deleted_live == 1
+    assert check(revisions(node, live, done, asked)).deleted_live == 0

@@ -1,4 +1,8 @@
-"""SIGKILL for every process while two hundred workloads are in flight; then the judge reads what etcd saw."""
+"""SIGKILL for every process while two hundred workloads are in flight; then the judge reads what etcd saw.
+
+A third of them does more than succeed: some fail until their retries are used up, some are suspended and resumed, some
+are edited, some are deleted on the way. What must become of each is its label `demand`, which the judge knows.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,11 @@ import asyncio
 import random
 import shutil
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +24,7 @@ from kube.client import KubeClient
 from kube.errors import AlreadyExists, KubeError, Unavailable
 from kube.resources import GPUWORKLOADS, JOBS, NODES, PODS
 from stack import SimulatedNode, Stack, UpOptions, node_manifests
-from tests.faults.checker import check
+from tests.faults.checker import Demand, check
 from tests.faults.revisions import history
 
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.timeout(900)]
@@ -27,6 +33,18 @@ VICTIMS = ("controller", "worker", "temporal", "kube-apiserver", "etcd")
 ROUNDS = 3
 NODES_WANTED, GPUS_EACH = 12, 8
 SEED = 20261121
+MAX_RETRIES = 2
+SUCCEEDS = Demand("Succeeded", "Completed")
+DEMANDS = {
+    "succeeds": SUCCEEDS,
+    "fails": Demand("Failed", "MaxRetriesExceeded", MAX_RETRIES),
+    "suspended": SUCCEEDS,
+    "urgent": SUCCEEDS,
+    "overdue": Demand("Failed", "DeadlineExceeded"),
+    "deleted": Demand(),
+}
+# One of each twenty workloads; the others succeed undisturbed.
+MEDLEY = ("fails", "suspended", "deleted", "urgent", "fails", "suspended", "deleted", "overdue") + 12 * ("succeeds",)
 
 
 @pytest.fixture
@@ -64,19 +82,75 @@ async def insist(call, *arguments, **keywords):  # type: ignore[no-untyped-def] 
             await asyncio.sleep(0.3)
 
 
-async def submit(kube: KubeClient, count: int, *, seconds: tuple[float, float], rng: random.Random) -> None:
+async def submit(
+    kube: KubeClient,
+    count: int,
+    *,
+    seconds: tuple[float, float],
+    rng: random.Random,
+    medley: Sequence[str] = ("succeeds",),
+) -> None:
     async def one(i: int) -> None:
+        demand = medley[i % len(medley)]
+        # What fails is short, for it runs several times; what is overdue would run for ever.
+        run = {"fails": rng.uniform(0.5, 1.5), "overdue": 600.0}.get(demand, rng.uniform(*seconds))
         spec = {
             "modelName": "m",
             "gpuCount": rng.choice([1, 1, 2, 4]),
             "schedulingStrategy": rng.choice(["leastLoaded", "random", "costOptimized"]),
-            "retryPolicy": {"maxRetries": 10, "backoffSeconds": 1},
-            "env": [{"name": "SIMULATED_RUN", "value": f"{rng.uniform(*seconds):.1f}s"}],
+            "retryPolicy": {"maxRetries": MAX_RETRIES if demand == "fails" else 10, "backoffSeconds": 1},
+            "env": [
+                {"name": "SIMULATED_RUN", "value": f"{run:.1f}s"},
+                {"name": "SIMULATED_EXIT", "value": "3" if demand == "fails" else "0"},
+            ],
         }
-        body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": f"w-{i:03}"}, "spec": spec}
+        meta = {"name": name(i), "labels": {"demand": demand}}
+        body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": meta, "spec": spec}
         await insist(kube.create, GPUWORKLOADS, body, "default")
 
     await asyncio.gather(*(one(i) for i in range(count)))
+
+
+def name(i: int) -> str:
+    return f"w-{i:03}"
+
+
+async def meddle(kube: KubeClient, count: int, *, within: float, rng: random.Random) -> None:
+    """What people do meanwhile: each does it to one workload, at some moment of the first `within` seconds."""
+
+    async def edit(i: int, **spec: Any) -> None:
+        await insist(kube.merge_patch, GPUWORKLOADS, name(i), "default", {"spec": spec})
+
+    async def one(i: int, demand: str, wait: float, pause: float) -> None:
+        await asyncio.sleep(wait)
+        match demand:
+            case "suspended":
+                await edit(i, suspend=True)
+                await asyncio.sleep(pause)
+                await edit(i, suspend=False)
+            case "urgent":
+                await edit(i, priority="high")
+            case "overdue":
+                await edit(i, activeDeadlineSeconds=3)
+            case "deleted":
+                await delete(kube, name(i))
+
+    demands = enumerate(MEDLEY[i % len(MEDLEY)] for i in range(count))
+    await asyncio.gather(*(one(i, demand, rng.uniform(2, within), rng.uniform(1, 6)) for i, demand in demands))
+
+
+async def delete(kube: KubeClient, of: str) -> None:
+    """Deletes a workload, also when the answer to that is lost or the API server forgets the kind for a moment."""
+    while True:
+        try:
+            return await kube.delete(GPUWORKLOADS, of, "default")
+        except KubeError as refused:
+            if not isinstance(refused, Unavailable) and refused.status not in (401, 403, 404):
+                raise
+        there, _ = await insist(kube.list, GPUWORKLOADS, "default")
+        if of not in {item["metadata"]["name"] for item in there}:
+            return None
+        await asyncio.sleep(0.3)
 
 
 async def phases(kube: KubeClient) -> dict[str, int]:
@@ -92,7 +166,7 @@ async def until_ended(kube: KubeClient, count: int, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while True:
         counted = await phases(kube)
-        if counted.get("Succeeded", 0) + counted.get("Failed", 0) == count:
+        if counted.get("Succeeded", 0) + counted.get("Failed", 0) == count == sum(counted.values()):
             return
         assert time.monotonic() < deadline, f"after {seconds:.0f} s not all have ended: {counted}"
         await asyncio.sleep(1)
@@ -101,7 +175,7 @@ async def until_ended(kube: KubeClient, count: int, seconds: float) -> None:
 async def delete_all(kube: KubeClient, seconds: float) -> None:
     items, _ = await insist(kube.list, GPUWORKLOADS, "default")
     for item in items:
-        await insist(kube.delete, GPUWORKLOADS, item["metadata"]["name"], "default")
+        await delete(kube, item["metadata"]["name"])
     deadline = time.monotonic() + seconds
     while True:
         left = [len((await insist(kube.list, kind, "default"))[0]) for kind in (GPUWORKLOADS, JOBS, PODS)]
@@ -117,7 +191,8 @@ async def test_every_process_is_killed_time_and_again(fleet: Stack) -> None:
     async with connected(fleet) as kube:
         for manifest in node_manifests([SimulatedNode(f"n{i}", gpus=GPUS_EACH) for i in range(NODES_WANTED)]):
             await insist(kube.create, NODES, manifest)
-        submitting = asyncio.create_task(submit(kube, count, seconds=(2.0, 8.0), rng=rng))
+        submitting = asyncio.create_task(submit(kube, count, seconds=(2.0, 8.0), rng=rng, medley=MEDLEY))
+        meddling = asyncio.create_task(meddle(kube, count, within=45.0, rng=rng))
         killed: dict[str, int] = {}
         for _ in range(ROUNDS):
             for victim in rng.sample(VICTIMS, len(VICTIMS)):
@@ -125,17 +200,18 @@ async def test_every_process_is_killed_time_and_again(fleet: Stack) -> None:
                 old = await asyncio.to_thread(fleet.kill, victim)
                 await asyncio.to_thread(fleet.wait_restarted, victim, old, 60)
                 killed[victim] = killed.get(victim, 0) + 1
-        await submitting
+        await asyncio.gather(submitting, meddling)
         in_flight = {phase: n for phase, n in (await phases(kube)).items() if phase not in ("Succeeded", "Failed")}
-        await until_ended(kube, count, 300)
+        wanted = Counter(DEMANDS[MEDLEY[i % len(MEDLEY)]].phase for i in range(count))
+        await until_ended(kube, count - wanted.pop(""), 300)
         ended = await phases(kube)
         await delete_all(kube, 60)
-    report = check(history(fleet.endpoints))
+    report = check(history(fleet.endpoints), DEMANDS)
     assert report.violations == []
     assert killed == dict.fromkeys(VICTIMS, ROUNDS)
-    assert len(report.ended) == count
-    assert ended == {"Succeeded": count}, "a killed process is nobody's failed run"
+    assert ended == wanted, "a killed process is nobody's failed run"
     assert report.jobs_made >= count
+    assert report.deleted_live > 0, "some were deleted while they ran"
     assert report.most_gpus_at_once > NODES_WANTED * GPUS_EACH / 2, "the fleet was busy while processes died"
     assert sum(in_flight.values()) > 0, "workloads were in flight until the last kill"
     assert [entry for entry in report.left if entry.startswith(("workload", "job", "pod"))] == []
