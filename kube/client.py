@@ -27,12 +27,11 @@ from kube.errors import (
     Invalid,
     KubeError,
     Unauthorized,
-    Unavailable,
     bad_response,
     error_from_response,
 )
 from kube.resources import Resource
-from kube.wire import event, lines, object_of
+from kube.wire import describe, event, lines, object_of, selectors, unavailable
 
 _PIN_ATTEMPTS = 8
 _QUIET = 120.0  # seconds without a byte after which a watch is given up; bookmarks come about every 60
@@ -124,7 +123,7 @@ class KubeClient:
         metadata_only: bool = False,
     ) -> AsyncGenerator[tuple[Objects, int], None]:
         """As `list`, a page at a time, so that nobody need hold all raw objects; Gone is raised between pages."""
-        query = _selectors(label_selector, field_selector)
+        query = selectors(label_selector, field_selector)
         if page_size:
             query["limit"] = str(page_size)
         accept = _PARTIAL_LIST if metadata_only else _JSON
@@ -132,7 +131,7 @@ class KubeClient:
             page = await self._call("GET", resource, namespace, None, query=query, accept=accept)
             items, metadata = page.get("items") or [], page.get("metadata") or {}
             if not isinstance(items, list) or not str(metadata.get("resourceVersion", "")).isdecimal():
-                raise bad_response("no list of objects came back", request=_describe("LIST", resource, namespace, None))
+                raise bad_response("no list of objects came back", request=describe("LIST", resource, namespace, None))
             if not metadata_only:
                 for item in items:  # built-in kinds come without, custom resources and watch events with
                     item.setdefault("apiVersion", resource.api_version)
@@ -230,7 +229,7 @@ class KubeClient:
         """
         metadata = body.get("metadata") or {}
         uid = metadata.get("uid")
-        request = _describe("PATCH", resource, namespace, name, subresource)
+        request = describe("PATCH", resource, namespace, name, subresource)
         # the group of a custom resource has a dot: the API server insists
         look = subresource is not None and uid and not metadata.get("resourceVersion") and "." in resource.group
         for attempt in range(_PIN_ATTEMPTS):
@@ -277,9 +276,9 @@ class KubeClient:
         again from the same version would bring it again, so list again. Other Unavailable: the connection was lost,
         go on from the last version seen. Close the iterator (`contextlib.aclosing`) when leaving early.
         """
-        request = _describe("WATCH", resource, namespace, None)
+        request = describe("WATCH", resource, namespace, None)
         query = {
-            **_selectors(label_selector, field_selector),
+            **selectors(label_selector, field_selector),
             "watch": "1",
             "allowWatchBookmarks": "true",
             "resourceVersion": str(resource_version),
@@ -310,7 +309,7 @@ class KubeClient:
             finally:
                 response.close()
         except _TRANSPORT_ERRORS as exc:
-            raise _unavailable(exc, request, self.host) from exc
+            raise unavailable(exc, request, self.host) from exc
 
     async def close(self) -> None:
         await self._connection.close()
@@ -352,7 +351,7 @@ class KubeClient:
         accept: str = _JSON,
     ) -> dict[str, Any]:
         url = self._url(resource.path(namespace, name, subresource), query)
-        request = _describe(method, resource, namespace, name, subresource)
+        request = describe(method, resource, namespace, name, subresource)
         try:
             data = None if body is None else orjson.dumps(body)
         except TypeError as wrong:  # nested too deep, or a number of more than 64 bits
@@ -369,7 +368,7 @@ class KubeClient:
                     status, answer = response.status, await response.read()
                     retry_after = response.headers.get("Retry-After")
             except _TRANSPORT_ERRORS as exc:
-                raise _unavailable(exc, request, self.host) from exc
+                raise unavailable(exc, request, self.host) from exc
             if status == 401 and not refused:
                 refused = True
                 if await self._connection.reload(sent):
@@ -395,28 +394,3 @@ def _replaced(error: KubeError) -> KubeError:
     return Conflict(
         error.message, status=error.status, reason=error.reason, details=error.details, request=error.request
     )
-
-
-def _selectors(label_selector: str, field_selector: str) -> dict[str, str]:
-    query = {}
-    if label_selector:
-        query["labelSelector"] = label_selector
-    if field_selector:
-        query["fieldSelector"] = field_selector
-    return query
-
-
-def _describe(
-    method: str, resource: Resource, namespace: str | None, name: str | None, subresource: str | None = None
-) -> str:
-    target = "/".join(part for part in (namespace, name, subresource) if part)
-    return f"{method} {resource.qualified} {target}" if target else f"{method} {resource.qualified}"
-
-
-def _unavailable(exc: BaseException, request: str, host: str) -> KubeError:
-    if isinstance(exc, asyncio.TimeoutError):
-        return Unavailable(f"{host} did not answer in time", reason="Timeout", request=request)
-    if isinstance(exc, aiohttp.ClientConnectorCertificateError):
-        advice = "The certificate is not of the kubeconfig's authority: is this the right cluster?"
-        return Unavailable(f"{host}: {exc}", reason="ConnectionFailed", request=request, advice=advice)
-    return Unavailable(f"{host}: {str(exc) or type(exc).__name__}", reason="ConnectionFailed", request=request)

@@ -1,17 +1,19 @@
-"""From the bytes of an answer to objects: JSON documents, and the lines of a watch.
+"""Between bytes and objects: JSON documents, the lines of a watch, and in what words a request is spoken of.
 
 For the client. Whatever is not what the API promises becomes a KubeError that says what came instead.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
 import aiohttp
 import orjson
 
-from kube.errors import TooLarge, Unavailable, bad_response, error_from_status
+from kube.errors import KubeError, TooLarge, Unavailable, bad_response, error_from_status
+from kube.resources import Resource
 
 MAX_LINE = 16 * 1024 * 1024  # bytes of one watch event; etcd takes 1.5 MiB, and JSON is larger than what is stored
 
@@ -58,3 +60,29 @@ def object_of(data: bytes, request: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise bad_response(f"the answer is not an object: {data[:100]!r}", request=request)
     return value
+
+
+def selectors(label_selector: str, field_selector: str) -> dict[str, str]:
+    query = {}
+    if label_selector:
+        query["labelSelector"] = label_selector
+    if field_selector:
+        query["fieldSelector"] = field_selector
+    return query
+
+
+def describe(
+    method: str, resource: Resource, namespace: str | None, name: str | None, subresource: str | None = None
+) -> str:
+    target = "/".join(part for part in (namespace, name, subresource) if part)
+    return f"{method} {resource.qualified} {target}" if target else f"{method} {resource.qualified}"
+
+
+def unavailable(exc: BaseException, request: str, host: str) -> KubeError:
+    """What became of a request that got no answer, in words that help."""
+    if isinstance(exc, asyncio.TimeoutError):
+        return Unavailable(f"{host} did not answer in time", reason="Timeout", request=request)
+    if isinstance(exc, aiohttp.ClientConnectorCertificateError):
+        advice = "The certificate is not of the kubeconfig's authority: is this the right cluster?"
+        return Unavailable(f"{host}: {exc}", reason="ConnectionFailed", request=request, advice=advice)
+    return Unavailable(f"{host}: {str(exc) or type(exc).__name__}", reason="ConnectionFailed", request=request)
