@@ -152,7 +152,7 @@ class Reflector(Generic[T]):
 
     async def run(self) -> None:
         """Lists and watches until cancelled."""
-        failures, listed = 0, False
+        failures, listed, silent = 0, False, False
         while True:
             self._progress = False
             error: Exception | None = None
@@ -169,7 +169,10 @@ class Reflector(Generic[T]):
                 listed = listed and _can_resume(exc)
             lived = time.monotonic() - began
             good = self._progress or (listed and lived >= (_GOOD_WATCH if error is None else _LONG_WATCH))
-            failures = 0 if good else failures + 1
+            # Any answer ends a silence, and the first is often "too old": long pauses are for a server that is away.
+            answered = silent and isinstance(error, KubeError) and not isinstance(error, Unavailable)
+            failures = 0 if good else 1 if answered else failures + 1
+            silent = isinstance(error, Unavailable)
             if error is None and good:
                 continue
             delay = self._backoff.delay(max(1, failures))

@@ -340,6 +340,18 @@ async def test_failures_back_off_and_a_good_watch_forgives(caplog: pytest.LogCap
     assert "injected 500" in caplog.text
 
 
+async def test_the_first_answer_after_a_silence_is_not_made_to_wait() -> None:
+    async with running() as rig:
+        await rig.watching()
+        rig.api.fail(status=503, watch=True, count=4)
+        rig.api.fail(status=410, watch=True)
+        rig.api.drop_watches()
+        async with asyncio.timeout(5):
+            while len(rig.backoff.asked) < 6 or not rig.api.watching:
+                await asyncio.sleep(0.002)
+        assert rig.backoff.asked == [1, 2, 3, 4, 5, 1]  # lost, unavailable four times, too old
+
+
 async def test_an_accepted_watch_is_contact_before_it_brings_anything() -> None:
     async with running() as rig:
         await rig.watching()
