@@ -211,9 +211,9 @@ def test_a_pod_that_the_scheduler_has_not_tried_yet_is_waited_for() -> None:
 
 
 def test_a_job_whose_pod_ran_and_ended_is_not_withdrawn() -> None:
-    ran = job("a", "n", created=NOW - 60, counted=True)  # its pod has ended, its own end is not visible yet
+    ran = job("a", "n", created=NOW - 300, counted=True)  # its pod has ended, its own end is not visible yet
     assert not round_of(snapshot([node("n")], [workload("a")], jobs=[ran])).withdrawals
-    never_made = replace(ran, counted=False)
+    never_made = replace(ran, counted=False, created=NOW - 60)
     assert not round_of(snapshot([node("n")], [workload("a")], jobs=[never_made])).withdrawals, "its turn may come"
     never_made = replace(never_made, created=NOW - 120, started=NOW - 119)
     (withdrawal,) = round_of(snapshot([node("n")], [workload("a")], jobs=[never_made])).withdrawals
