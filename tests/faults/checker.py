@@ -33,6 +33,7 @@ class Report:
     ended: dict[str, str] = field(default_factory=dict)  # workload uid -> terminal phase
     failed_jobs: dict[str, int] = field(default_factory=dict)  # workload uid -> Jobs whose pod failed by itself
     deleted_live: int = 0  # workloads whose deletion began while a Job of theirs was live
+    suspended_live: int = 0  # suspensions that began so
     jobs_made: int = 0
     most_gpus_at_once: int = 0
     left: list[str] = field(default_factory=list)
@@ -48,6 +49,7 @@ class _Seen:
     reason: str
     retries: int
     deleting: bool
+    suspended: bool
 
 
 @dataclass(frozen=True)
@@ -83,8 +85,10 @@ def check(revisions: Iterable[Revision], demands: Mapping[str, Demand] | None = 
             uid = value["metadata"]["uid"]
             before, now = workloads.get(revision.key), _seen(value)
             workloads[revision.key] = now
-            if now.deleting and not (before is not None and before.uid == uid and before.deleting):
-                report.deleted_live += any(claim.workload == uid for claim in promised.values())
+            live = any(claim.workload == uid for claim in promised.values())
+            known = before if before is not None and before.uid == uid else None
+            report.deleted_live += live and now.deleting and not (known is not None and known.deleting)
+            report.suspended_live += live and now.suspended and not (known is not None and known.suspended)
             if uid in report.ended and phase != report.ended[uid]:
                 report.violations.append(
                     f"@{revision.number} workload {revision.key} was {report.ended[uid]} and is {phase}"
@@ -146,6 +150,7 @@ def _seen(workload: dict[str, Any]) -> _Seen:
         reason=finished[0].get("reason", "") if finished else "",
         retries=status.get("retryCount", 0),
         deleting="deletionTimestamp" in meta,
+        suspended=bool(workload.get("spec", {}).get("suspend")),
     )
 
 

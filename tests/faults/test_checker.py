@@ -144,9 +144,12 @@ def test_a_retry_is_counted_for_a_job_that_failed_and_for_nothing_else() -> None
     assert "was to end Failed (Spent) after 1 retries" in judged(failing("j1"), unspent)[0]
 
 
-def test_deletions_of_what_runs_are_counted_once() -> None:
+def test_suspensions_and_deletions_of_what_has_a_job_are_counted_once() -> None:
     asked = ("workload", "/w", ended("deleted", "Running", deletionTimestamp="2026-01-01T00:00:00Z"))
     live, done = ("job", "/j", job("j", "w", 1)), ("job", "/j", job("j", "w", 1, finished=True))
     node = ("node", "/n", NODE)
     assert check(revisions(node, live, asked, asked)).deleted_live == 1
     assert check(revisions(node, live, done, asked)).deleted_live == 0
+    paused = ("workload", "/w", ended("suspended", "Running") | {"spec": {"suspend": True}})
+    assert check(revisions(node, live, paused, paused)).suspended_live == 1
+    assert check(revisions(node, paused, live, paused)).suspended_live == 0

@@ -44,7 +44,7 @@ DEMANDS = {
     "deleted": Demand(),
 }
 # One of each twenty workloads; the others succeed undisturbed.
-MEDLEY = ("fails", "suspended", "deleted", "urgent", "fails", "suspended", "deleted", "overdue") + 12 * ("succeeds",)
+MEDLEY = ("fails", "suspended", "suspended", "deleted", "deleted", "fails", "urgent", "overdue") + 12 * ("succeeds",)
 
 
 @pytest.fixture
@@ -115,14 +115,18 @@ def name(i: int) -> str:
     return f"w-{i:03}"
 
 
-async def meddle(kube: KubeClient, count: int, *, within: float, rng: random.Random) -> None:
-    """What people do meanwhile: each does it to one workload, at some moment of the first `within` seconds."""
+async def meddle(kube: KubeClient, count: int, *, rng: random.Random) -> None:
+    """What people do meanwhile, to one workload each: to every other one once its Job is there, else at any moment."""
+    live: dict[str, asyncio.Event] = {name(i): asyncio.Event() for i in range(count)}
 
     async def edit(i: int, **spec: Any) -> None:
         await insist(kube.merge_patch, GPUWORKLOADS, name(i), "default", {"spec": spec})
 
     async def one(i: int, demand: str, wait: float, pause: float) -> None:
-        await asyncio.sleep(wait)
+        if i % 2:
+            await live[name(i)].wait()
+        else:
+            await asyncio.sleep(wait)
         match demand:
             case "suspended":
                 await edit(i, suspend=True)
@@ -135,8 +139,19 @@ async def meddle(kube: KubeClient, count: int, *, within: float, rng: random.Ran
             case "deleted":
                 await delete(kube, name(i))
 
-    demands = enumerate(MEDLEY[i % len(MEDLEY)] for i in range(count))
-    await asyncio.gather(*(one(i, demand, rng.uniform(2, within), rng.uniform(1, 6)) for i, demand in demands))
+    async def look() -> None:
+        while True:
+            items, _ = await insist(kube.list, GPUWORKLOADS, "default", label_selector="demand notin (succeeds, fails)")
+            for item in items:
+                if item.get("status", {}).get("phase", "Scheduling") not in ("Scheduling", "Pending"):
+                    live[item["metadata"]["name"]].set()
+            await asyncio.sleep(0.5)
+
+    looking = asyncio.create_task(look())
+    demands = [(i, MEDLEY[i % len(MEDLEY)]) for i in range(count)]
+    busy = [(i, demand) for i, demand in demands if demand not in ("succeeds", "fails")]
+    await asyncio.gather(*(one(i, demand, rng.uniform(2, 30), rng.uniform(1, 6)) for i, demand in busy))
+    looking.cancel()
 
 
 async def delete(kube: KubeClient, of: str) -> None:
@@ -192,7 +207,7 @@ async def test_every_process_is_killed_time_and_again(fleet: Stack) -> None:
         for manifest in node_manifests([SimulatedNode(f"n{i}", gpus=GPUS_EACH) for i in range(NODES_WANTED)]):
             await insist(kube.create, NODES, manifest)
         submitting = asyncio.create_task(submit(kube, count, seconds=(2.0, 8.0), rng=rng, medley=MEDLEY))
-        meddling = asyncio.create_task(meddle(kube, count, within=45.0, rng=rng))
+        meddling = asyncio.create_task(meddle(kube, count, rng=rng))
         killed: dict[str, int] = {}
         for _ in range(ROUNDS):
             for victim in rng.sample(VICTIMS, len(VICTIMS)):
@@ -211,7 +226,8 @@ async def test_every_process_is_killed_time_and_again(fleet: Stack) -> None:
     assert killed == dict.fromkeys(VICTIMS, ROUNDS)
     assert ended == wanted, "a killed process is nobody's failed run"
     assert report.jobs_made >= count
-    assert report.deleted_live > 0, "some were deleted while they ran"
+    assert report.deleted_live > 0, "some were deleted while they had a Job"
+    assert report.suspended_live > 0, "some were suspended while they had a Job"
     assert report.most_gpus_at_once > NODES_WANTED * GPUS_EACH / 2, "the fleet was busy while processes died"
     assert sum(in_flight.values()) > 0, "workloads were in flight until the last kill"
     assert [entry for entry in report.left if entry.startswith(("workload", "job", "pod"))] == []
