@@ -36,8 +36,11 @@ from workflows.placement import Placement
 
 log = logging.getLogger(__name__)
 
-# Most end in their first workflow task. One that waits (a back-off) and was put out is replayed from a dozen events.
-CACHED_WORKFLOWS = 50
+# A full cache puts out whichever workflow was touched least recently, even one whose look is under way: its writes are
+# cut off, its task times out ten seconds later, and it begins again. So the cache holds many times the workflows that
+# may be in a task at once. It is seldom full: most workflows end in their first task, and then leave it.
+CACHED_WORKFLOWS = 500
+WORKFLOW_TASKS = 32
 # Together with the spans (berth.process) less than the 25 s after which a supervisor kills.
 DRAIN = timedelta(seconds=15)
 EVENTS_FLUSH = 3.0
@@ -103,6 +106,7 @@ def build_worker(temporal: Client, cache: ClusterCache, kube: KubeClient, events
         activities=[planner.decide, placements.carry_out, workloads.follow, workloads.hand_back],
         workflow_runner=UnsandboxedWorkflowRunner(),
         max_cached_workflows=CACHED_WORKFLOWS,
+        max_concurrent_workflow_tasks=WORKFLOW_TASKS,
         max_concurrent_local_activities=16,
         graceful_shutdown_timeout=DRAIN,
         deployment_config=WorkerDeploymentConfig(
