@@ -22,7 +22,7 @@ SLOW, WAITING = 8, 150
 
 
 class Api:
-    """Has a GPUWorkload for every name but those of the namespace `slow`, whose absence it takes two seconds to tell."""
+    """Has a GPUWorkload for every name but those in the namespace `slow`: that they are gone it tells late."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
