@@ -85,7 +85,7 @@ class Specs:
 class ClusterCache:
     """Reflectors of the kinds that placement reads, run as one task group by `run`."""
 
-    def __init__(self, client: KubeClient, *, settings_namespace: str = SETTINGS_NAMESPACE) -> None:
+    def __init__(self, client: KubeClient) -> None:
         self._settings = Settings()
         self.settings_problem = ""
         self._jobs_by_workload: ByOwner[JobView] = ByOwner()
@@ -110,7 +110,7 @@ class ClusterCache:
         self.settings_map: Reflector[dict[str, Any]] = Reflector(
             client,
             CONFIGMAPS,
-            namespace=settings_namespace,
+            namespace=SETTINGS_NAMESPACE,
             field_selector=f"metadata.name={SETTINGS_NAME}",
             project=lambda raw: raw.get("data") or {},
             on_change=self._settings_changed,
@@ -148,9 +148,6 @@ class ClusterCache:
     async def wait_synced(self) -> None:
         for reflector in self.reflectors.values():
             await reflector.synced.wait()
-
-    def versions(self) -> Versions:
-        return {kind: r.resource_version for kind, r in self.reflectors.items()}
 
     async def reach(self, versions: Versions, seconds: float) -> Versions:
         """Waits until the cache has seen `versions`, `seconds` in all at most; returns what it still lacks."""

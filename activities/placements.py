@@ -164,7 +164,7 @@ class Placements:
 
     async def _assign(self, assignment: Assignment, trace: str | None, done: _Progress) -> None:
         try:
-            job = await self._make(assignment, trace, done)
+            job = await self._make(assignment, trace)
         except TRANSIENT as away:
             if activity.info().attempt < ATTEMPTS:
                 raise
@@ -187,7 +187,7 @@ class Placements:
         else:
             done.made[assignment.uid] = job.resource_version
 
-    async def _make(self, assignment: Assignment, trace: str | None, done: _Progress) -> JobView | None:
+    async def _make(self, assignment: Assignment, trace: str | None) -> JobView | None:
         """The assignment's Job, made now or by an earlier try. None: the workload changed and nothing was made."""
         view = await self._unchanged(assignment)
         if view is None:

@@ -19,14 +19,12 @@ def reference(view: WorkloadView) -> ObjectRef:
     return ObjectRef(API_VERSION, KIND, view.name, view.namespace, view.uid, str(view.resource_version))
 
 
-async def write_status(
-    kube: KubeClient, view: WorkloadView, status: Mapping[str, Any], *, resource_version: int | None = None
-) -> dict[str, Any] | None:
+async def write_status(kube: KubeClient, view: WorkloadView, status: Mapping[str, Any]) -> dict[str, Any] | None:
     """Patches the status if the object is still at the version that was looked at. None: it changed or is gone, and
     whoever changed it has the newer truth.
     """
     body = {
-        "metadata": {"uid": view.uid, "resourceVersion": str(resource_version or view.resource_version)},
+        "metadata": {"uid": view.uid, "resourceVersion": str(view.resource_version)},
         "status": dict(status),
     }
     try:

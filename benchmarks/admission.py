@@ -27,6 +27,7 @@ from crds.gpuworkload import API_VERSION, KIND
 from kube.client import KubeClient
 from kube.reflector import Change, Reflector
 from kube.resources import GPUWORKLOADS, JOBS, PODS
+from planning.model import TOMBSTONES
 from stack import Endpoints, Lines, SimulatedNode, Stack, UpOptions
 
 BERTH, BARE = "bench-berth", "bench-bare"
@@ -231,7 +232,7 @@ class Bench:
         while ended < count and time.monotonic() < deadline:
             await asyncio.sleep(1.0)
             items, _ = await kube.list(GPUWORKLOADS, BERTH)
-            ended = sum((item.get("status") or {}).get("phase") in ("Succeeded", "Failed") for item in items)
+            ended = sum((item.get("status") or {}).get("phase") in TOMBSTONES for item in items)
         self.report.note({"ended": ended})
         if ended < count:
             progress(f"only {ended} of {count} workloads have ended")

@@ -195,21 +195,16 @@ class KubeClient:
         body: Mapping[str, Any],
         *,
         field_manager: str,
-        force: bool = True,
-        subresource: str | None = None,
-        dry_run: bool = False,
     ) -> dict[str, Any]:
-        """Server-side apply: makes the object have these fields, creating it if need be.
+        """Server-side apply: makes the object have these fields, creating it if need be, whoever owns them now.
 
-        Fields this manager applied before and no longer names are removed. Without `force`, Conflict when another
-        manager owns one of the fields. apiVersion, kind and name may be left out of the body.
+        Fields this manager applied before and no longer names are removed. apiVersion, kind and name may be left out
+        of the body.
         """
         metadata = {**(body.get("metadata") or {}), "name": name}
         full = {"apiVersion": resource.api_version, "kind": resource.kind, **body, "metadata": metadata}
-        query = {"fieldManager": field_manager, "force": "true" if force else "false"}
-        if dry_run:
-            query["dryRun"] = "All"
-        return await self._patch(resource, name, namespace, full, _APPLY, subresource, query)
+        query = {"fieldManager": field_manager, "force": "true"}
+        return await self._patch(resource, name, namespace, full, _APPLY, None, query)
 
     async def _patch(
         self,
@@ -251,8 +246,8 @@ class KubeClient:
                 )
             except Invalid as exc:
                 raise _replaced(exc) from exc
-            except Conflict as exc:  # a conflict of our own pin is not the caller's, one about fields' owners is
-                if not look or exc.details.get("causes") or attempt == _PIN_ATTEMPTS - 1:
+            except Conflict:  # one of our own pin is not the caller's
+                if not look or attempt == _PIN_ATTEMPTS - 1:
                     raise
         raise AssertionError("unreachable")
 

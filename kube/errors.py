@@ -120,12 +120,10 @@ _BY_STATUS: Mapping[int, type[KubeError]] = {
 _BY_REASON: Mapping[str, type[KubeError]] = {"AlreadyExists": AlreadyExists, "Expired": Gone, "Gone": Gone}
 
 
-def error_from_status(
-    status: Mapping[str, Any], *, request: str, http_status: int = 0, retry_after: float | None = None
-) -> KubeError:
+def error_from_status(status: Mapping[str, Any], *, request: str, retry_after: float | None = None) -> KubeError:
     """The exception for a `Status` object, be it a response's body or the object of a watch's ERROR event."""
     code = status.get("code")
-    code = code if isinstance(code, int) and code else http_status
+    code = code if isinstance(code, int) else 0
     reason = str(status.get("reason") or "")
     details = status.get("details")
     details = details if isinstance(details, dict) else {}

@@ -26,7 +26,7 @@ from kube.resources import EVENTS, ObjectRef
 log = logging.getLogger(__name__)
 
 EventType = Literal["Normal", "Warning"]
-_Key = tuple[str, str, str, str, str, ObjectRef | None]
+_Key = tuple[str, str, str, str, str]
 
 _NOTE_BYTES = 1024  # the API server's limits, in bytes (pkg/apis/core/validation/events.go)
 _SHORT_BYTES = 128
@@ -42,7 +42,6 @@ class _Series:
     answer was lost is not done twice."""
 
     regarding: ObjectRef
-    related: ObjectRef | None
     fields: dict[str, str]
     first: datetime
     last: datetime
@@ -96,7 +95,6 @@ class EventRecorder:
         reason: str,
         action: str,
         note: str,
-        related: ObjectRef | None = None,
     ) -> None:
         """Notes an event about `regarding`. `reason` is for machines (UpperCamelCase: why), `action` what was done or
         attempted, `note` for people."""
@@ -110,7 +108,7 @@ class EventRecorder:
         who = "/".join(
             (regarding.api_version, regarding.kind, regarding.namespace or "", regarding.name, regarding.uid)
         )
-        key: _Key = (who, fields["type"], fields["reason"], fields["action"], fields["note"], related)
+        key: _Key = (who, fields["type"], fields["reason"], fields["action"], fields["note"])
         series = self._series.get(key)
         if series is not None and (series.queued or clock - series.last_at < _FORGET):
             series.count += 1
@@ -122,7 +120,7 @@ class EventRecorder:
         if len(self._due) >= self._queue_size:
             self.dropped += 1
             return
-        series = _Series(regarding, related, fields, moment, moment, key, last_at=clock)
+        series = _Series(regarding, fields, moment, moment, key, last_at=clock)
         self._series[key] = series
         self._push(series, clock)
         while len(self._series) > _SERIES:
@@ -225,8 +223,6 @@ class EventRecorder:
             "regarding": series.regarding.to_dict(),
             **series.fields,
         }
-        if series.related is not None:
-            body["related"] = series.related.to_dict()
         if count > 1:
             body["series"] = repeats
         with suppress(AlreadyExists):  # the answer to an earlier attempt was lost

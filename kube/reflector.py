@@ -74,12 +74,11 @@ class Reflector(Generic[T]):
         field_selector: str = "",
         metadata_only: bool = False,
         on_change: Callable[[Change[T]], None] | None = None,
-        name: str = "",
         page_size: int = 500,
         watch_seconds: int = 270,
         backoff: Backoff = Backoff(),
     ) -> None:
-        self.name = name or resource.qualified
+        self.name = resource.qualified
         self.resource = resource
         self.resource_version = 0
         self.synced = asyncio.Event()

@@ -66,19 +66,6 @@ class ObjectRef:
     uid: str = ""
     resource_version: str = ""
 
-    @classmethod
-    def of(cls, manifest: Mapping[str, Any]) -> ObjectRef:
-        """The reference to an object that was read from the API server."""
-        metadata = manifest.get("metadata") or {}
-        return cls(
-            api_version=manifest.get("apiVersion", ""),
-            kind=manifest.get("kind", ""),
-            name=metadata.get("name", ""),
-            namespace=metadata.get("namespace"),
-            uid=metadata.get("uid", ""),
-            resource_version=metadata.get("resourceVersion", ""),
-        )
-
     def to_dict(self) -> dict[str, str]:
         fields = {
             "apiVersion": self.api_version,
@@ -98,7 +85,6 @@ def _segment(text: str, what: str) -> str:
 
 
 _RBAC = "rbac.authorization.k8s.io"
-_ADMISSION = "admissionregistration.k8s.io"
 
 GPUWORKLOADS = Resource("gpu.warp.dev", "v1alpha1", "gpuworkloads", "GPUWorkload", True)
 
@@ -106,12 +92,8 @@ NAMESPACES = Resource("", "v1", "namespaces", "Namespace", False)
 NODES = Resource("", "v1", "nodes", "Node", False)
 PODS = Resource("", "v1", "pods", "Pod", True)
 CONFIGMAPS = Resource("", "v1", "configmaps", "ConfigMap", True)
-SECRETS = Resource("", "v1", "secrets", "Secret", True)
-SERVICES = Resource("", "v1", "services", "Service", True)
 SERVICEACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount", True)
 JOBS = Resource("batch", "v1", "jobs", "Job", True)
-DEPLOYMENTS = Resource("apps", "v1", "deployments", "Deployment", True)
-DAEMONSETS = Resource("apps", "v1", "daemonsets", "DaemonSet", True)
 EVENTS = Resource("events.k8s.io", "v1", "events", "Event", True)
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease", True)
 CRDS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", False)
@@ -119,13 +101,6 @@ ROLES = Resource(_RBAC, "v1", "roles", "Role", True)
 ROLEBINDINGS = Resource(_RBAC, "v1", "rolebindings", "RoleBinding", True)
 CLUSTERROLES = Resource(_RBAC, "v1", "clusterroles", "ClusterRole", False)
 CLUSTERROLEBINDINGS = Resource(_RBAC, "v1", "clusterrolebindings", "ClusterRoleBinding", False)
-PRIORITYCLASSES = Resource("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", False)
-RUNTIMECLASSES = Resource("node.k8s.io", "v1", "runtimeclasses", "RuntimeClass", False)
-CSIDRIVERS = Resource("storage.k8s.io", "v1", "csidrivers", "CSIDriver", False)
-VALIDATINGWEBHOOKS = Resource(
-    _ADMISSION, "v1", "validatingwebhookconfigurations", "ValidatingWebhookConfiguration", False
-)
-MUTATINGWEBHOOKS = Resource(_ADMISSION, "v1", "mutatingwebhookconfigurations", "MutatingWebhookConfiguration", False)
 
 KNOWN: Mapping[tuple[str, str], Resource] = {
     (resource.api_version, resource.kind): resource

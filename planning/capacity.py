@@ -28,14 +28,6 @@ class Room:
         self.memory -= requests.memory
         self.pods -= requests.pods
 
-    def holds(self, requests: Resources) -> bool:
-        return (
-            self.gpus >= requests.gpus
-            and self.cpu_milli >= requests.cpu_milli
-            and self.memory >= requests.memory
-            and self.pods >= requests.pods
-        )
-
     def as_resources(self) -> Resources:
         return Resources(max(self.gpus, 0), max(self.cpu_milli, 0), max(self.memory, 0), max(self.pods, 0))
 
@@ -76,11 +68,8 @@ def standing(snapshot: Snapshot, ledger: Ledger, belongings: Belongings) -> dict
     }
 
 
-def room(
-    snapshot: Snapshot, in_flight: Mapping[str, Assignment], belongings: Belongings | None = None
-) -> dict[str, Room]:
-    """What is left on each node, by name."""
-    mine = belongings or Belongings.of(snapshot.jobs, snapshot.pods)
+def room(snapshot: Snapshot, promised: Mapping[str, Assignment], mine: Belongings) -> dict[str, Room]:
+    """What is left on each node, by name; of all promises only those that are `standing` count."""
     left = {node.name: _whole(node) for node in snapshot.nodes}
     for pod in snapshot.pods:
         if pod.node in left:
@@ -88,12 +77,8 @@ def room(
     for job, gpus in _claims(snapshot, mine):
         if job.node in left and not mine.bound(job.namespace, job.workload_uid, job.name):
             left[job.node].take(replace(job.requests, gpus=min(job.requests.gpus, gpus)))
-    for promise in in_flight.values():
-        if (
-            promise.node in left
-            and not mine.visible(promise)
-            and not mine.bound(promise.namespace, promise.uid, promise.job_name)
-        ):
+    for promise in promised.values():
+        if promise.node in left and not mine.bound(promise.namespace, promise.uid, promise.job_name):
             left[promise.node].take(promise.requests)
     return left
 

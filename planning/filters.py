@@ -194,18 +194,15 @@ def explain_never(shape: Shape, nodes: Sequence[NodeView]) -> str:
     )
 
 
-def explain_now(
-    shape: Shape, nodes: Sequence[NodeView], left: Mapping[str, Room], refusals: Sequence[str] | None = None
-) -> str:
+def explain_now(shape: Shape, nodes: Sequence[NodeView], left: Mapping[str, Room], refusals: Sequence[str]) -> str:
     """Why no node holds the request now although one could, for a person.
 
-    `left` is what is left by node name; `refusals` are the nodes' in their order, if the caller has them already.
+    `left` is what is left by node name; `refusals` are the nodes' in their order.
     """
     need = shape.requests
-    known = refusals if refusals is not None else [refusal(shape.constraints, node) for node in nodes]
     large, short = 0, 0
     causes: Counter[str] = Counter()
-    for node, why in zip(nodes, known, strict=True):
+    for node, why in zip(nodes, refusals, strict=True):
         if node.allocatable.gpus < need.gpus and node.gpus_expected < need.gpus:
             continue
         large += 1

@@ -7,7 +7,7 @@ late look gives the same step: a failure is counted once however often it is see
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -109,7 +109,7 @@ class _Case:
     turn: Turn
     jitter: float
     policy: RetryPolicy
-    refs: tuple[JobRef, ...] = field(default=())
+    refs: tuple[JobRef, ...]
 
 
 def next_step(observation: Observation, turn: Turn, verdict: Verdict | None, jitter: float) -> Step:

@@ -35,9 +35,9 @@ _LIMIT = 63
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 
 
-def short_hash(text: str, length: int = 8) -> str:
-    """The first hex digits of the SHA-256 of `text`."""
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:length]
+def short_hash(text: str) -> str:
+    """The first eight hex digits of the SHA-256 of `text`."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
 
 
 def label_value(text: str) -> str:

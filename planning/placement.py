@@ -128,7 +128,7 @@ class _Floor:
             if self.never(shape):
                 self.messages[shape] = explain_never(shape, self.nodes)
             else:
-                refusals = self.refusals.get(shape.constraints)
+                refusals = self.refusals[shape.constraints]  # `fitting` was asked first, and found none
                 self.messages[shape] = explain_now(shape, self.nodes, self.left, refusals)
         return self.messages[shape]
 
@@ -228,7 +228,7 @@ def decide(snapshot: Snapshot, ledger: Ledger, settings: Settings, *, limit: int
         examine=decision.examine,
         verdicts=decision.verdicts,
         withdrawals=decision.withdrawals,
-        seen=_seen(snapshot, ledger, promised),
+        seen=_seen(ledger, promised),
         forget=_forget(snapshot, ledger),
         queued=queued,
         more=more,
@@ -350,7 +350,7 @@ def _patience(pods: list[PodView], settings: Settings) -> float:
     return float(settings.bind_deadline_seconds * (1 if tried else _UNTRIED))
 
 
-def _seen(snapshot: Snapshot, ledger: Ledger, promised: Mapping[str, Assignment]) -> list[str]:
+def _seen(ledger: Ledger, promised: Mapping[str, Assignment]) -> list[str]:
     """Promises whose Job is visible, or came and went."""
     return [uid for uid in ledger.in_flight if uid not in promised]
 

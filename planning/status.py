@@ -81,7 +81,7 @@ def project(view: WorkloadView, step: Step, now: float) -> Status | None:
         case "finish":
             return _finished(view, step, now)
         case "tear_down":
-            return _tearing_down(view, step, now)
+            return _tearing_down(view, step)
         case "queued" | "gone":
             return None
 
@@ -156,7 +156,7 @@ def _finished(view: WorkloadView, step: Step, now: float) -> Status:
     )  # fmt: skip
 
 
-def _tearing_down(view: WorkloadView, step: Step, now: float) -> Status | None:
+def _tearing_down(view: WorkloadView, step: Step) -> Status | None:
     if step.done:
         return None  # the finalizer goes next, and the resource with it
     status = _start(view, view.phase or "Pending", step.message)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from crds.gpuworkload import GPUWorkloadSpec, serialised_size
+from crds.gpuworkload import MAX_INT32, GPUWorkloadSpec, serialised_size
 from planning.model import TOMBSTONES, JobView, NodeView, PodView, Resources, Taint, WorkloadView
 from planning.naming import (
     ATTEMPT_LABEL,
@@ -23,14 +23,10 @@ from planning.naming import (
     WORKLOAD_UID_LABEL,
 )
 from planning.podspecs import mapping, mappings, pod_requests, resources_of, text
-from planning.quantities import amounts, quantity, whole
-
-__all__ = ["job_view", "node_view", "pod_view", "quantity", "workload_view"]
+from planning.quantities import amounts, whole
 
 _STATUS_LIMIT = 64 * 1024
-_INT32 = 2**31 - 1
 _MESSAGE_LIMIT = 1024
-_LARGEST = 2**31 - 1
 
 
 def node_view(raw: object, gpu_resource: str) -> NodeView:
@@ -118,8 +114,8 @@ def job_view(raw: object) -> JobView | None:
         name=text(meta.get("name")),
         resource_version=_integer(meta.get("resourceVersion")),
         workload_uid=workload_uid,
-        attempt=min(_integer(labels.get(ATTEMPT_LABEL)), _INT32),
-        retries=min(_integer(annotations.get(RETRIES_ANNOTATION)), _INT32),
+        attempt=min(_integer(labels.get(ATTEMPT_LABEL)), MAX_INT32),
+        retries=min(_integer(annotations.get(RETRIES_ANNOTATION)), MAX_INT32),
         node=text(annotations.get(NODE_ANNOTATION)),
         requests=_job_requests(annotations.get(REQUESTS_ANNOTATION), mapping(spec.get("template")).get("spec")),
         created=_seconds(meta.get("creationTimestamp")) or 0.0,

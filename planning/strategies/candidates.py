@@ -19,11 +19,12 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A node that holds the request now. `share` is the used part of its most used resource among GPU, CPU, memory."""
+    """A node that holds the request now. The share in its `load` is the used part of its most used resource among GPU,
+    CPU and memory.
+    """
 
     node: NodeView
     free: Resources
-    share: float = field(init=False)
     load: tuple[int, float, str] = field(init=False)  # ascending: least loaded first, ties by share, then by name
 
     def __post_init__(self) -> None:
@@ -33,5 +34,4 @@ class Candidate:
             1.0 - free.cpu_milli / whole.cpu_milli if whole.cpu_milli > 0 else 0.0,
             1.0 - free.memory / whole.memory if whole.memory > 0 else 0.0,
         )
-        object.__setattr__(self, "share", share)
         object.__setattr__(self, "load", (-free.gpus, share, self.node.name))

@@ -23,6 +23,7 @@ from crds.gpuworkload import API_VERSION, KIND
 from kube.client import KubeClient
 from kube.errors import AlreadyExists, KubeError, Unavailable
 from kube.resources import GPUWORKLOADS, JOBS, NODES, PODS
+from planning.model import TOMBSTONES
 from stack import SimulatedNode, Stack, UpOptions, node_manifests
 from tests.faults.checker import Demand, check
 from tests.faults.revisions import history
@@ -181,7 +182,7 @@ async def until_ended(kube: KubeClient, count: int, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while True:
         counted = await phases(kube)
-        if counted.get("Succeeded", 0) + counted.get("Failed", 0) == count == sum(counted.values()):
+        if sum(counted.get(phase, 0) for phase in TOMBSTONES) == count == sum(counted.values()):
             return
         assert time.monotonic() < deadline, f"after {seconds:.0f} s not all have ended: {counted}"
         await asyncio.sleep(1)
@@ -216,7 +217,7 @@ async def test_every_process_is_killed_time_and_again(fleet: Stack) -> None:
                 await asyncio.to_thread(fleet.wait_restarted, victim, old, 60)
                 killed[victim] = killed.get(victim, 0) + 1
         await asyncio.gather(submitting, meddling)
-        in_flight = {phase: n for phase, n in (await phases(kube)).items() if phase not in ("Succeeded", "Failed")}
+        in_flight = {phase: n for phase, n in (await phases(kube)).items() if phase not in TOMBSTONES}
         wanted = Counter(DEMANDS[MEDLEY[i % len(MEDLEY)]].phase for i in range(count))
         await until_ended(kube, count - wanted.pop(""), 300)
         ended = await phases(kube)

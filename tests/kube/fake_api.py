@@ -313,8 +313,8 @@ class FakeApi:
             return 200, self._delete(target, body or {})
         elif request.method == "PATCH":
             if request.content_type == "application/apply-patch+yaml":
-                return self._apply(target, body, request)
-            return 200, self._patch(target, body, "dryRun" in request.query)
+                return self._apply(target, body, request.query["fieldManager"])
+            return 200, self._patch(target, body)
         raise ApiFailure(405, "MethodNotAllowed", f"{request.method} is not supported here")
 
     def _get(self, target: Target) -> Object:
@@ -366,13 +366,13 @@ class FakeApi:
                 message = f'Operation cannot be fulfilled on {target.plural} "{target.name}": {name} differs'
                 raise ApiFailure(409, "Conflict", message, name=target.name, kind=target.plural)
 
-    def _patch(self, target: Target, body: Object, dry_run: bool) -> Object:
+    def _patch(self, target: Target, body: Object) -> Object:
         old = self._get(target)
         self._check(target, old, body.get("metadata") or {}, patching=True)
-        return self._write(target.plural, target.key, target.restrict(old, merge(old, body)), dry_run)
+        return self._write(target.plural, target.key, target.restrict(old, merge(old, body)))
 
-    def _apply(self, target: Target, body: Object, request: web.Request) -> tuple[int, Object]:
-        manager, force = request.query["fieldManager"], request.query.get("force") == "true"
+    def _apply(self, target: Target, body: Object, manager: str) -> tuple[int, Object]:
+        """By force: what another manager owns changes hands."""
         old = self.store.get(target.plural, {}).get(target.key)
         if old is not None:
             self._check(target, old, body.get("metadata") or {}, patching=True)
@@ -384,10 +384,7 @@ class FakeApi:
         for other, owned in owners.items():
             if other == manager:
                 continue
-            clashes = {path for path in fields & owned if at(base, path) != at(body, path)}
-            if clashes and not force:
-                raise ApiFailure(409, "Conflict", f'Apply failed with a conflict with "{other}": {sorted(clashes)}')
-            owned -= clashes
+            owned -= {path for path in fields & owned if at(base, path) != at(body, path)}
         new = copy.deepcopy(base)
         for path in owners.get(manager, set()) - fields:
             if not any(path in owned for other, owned in owners.items() if other != manager):
@@ -395,10 +392,8 @@ class FakeApi:
         new = target.restrict(base, merge(new, body))
         new.setdefault("apiVersion", body.get("apiVersion"))
         new.setdefault("kind", body.get("kind"))
-        dry_run = "dryRun" in request.query
-        written = self._write(target.plural, target.key, new, dry_run)
-        if not dry_run:
-            self._applied[target.plural, target.key] = {**owners, manager: fields}
+        written = self._write(target.plural, target.key, new)
+        self._applied[target.plural, target.key] = {**owners, manager: fields}
         return (200 if old is not None else 201), written
 
     def _list(self, target: Target, request: web.Request) -> Object:

@@ -45,8 +45,7 @@ def stored(api: FakeApi) -> list[dict[str, Any]]:
 
 async def test_an_event_says_all_that_the_server_requires(client: KubeClient, api: FakeApi) -> None:
     events = recorder(client)
-    node = ObjectRef("v1", "Node", "n")
-    events.record(regarding=POD, type="Normal", reason="Placed", action="Place", note="on n", related=node)
+    events.record(regarding=POD, type="Normal", reason="Placed", action="Place", note="on n")
     assert await events.flush(1)
     (event,) = stored(api)
     assert event["eventTime"].endswith("Z") and len(event["eventTime"]) == 27
@@ -54,7 +53,6 @@ async def test_an_event_says_all_that_the_server_requires(client: KubeClient, ap
     wanted = {"type": "Normal", "reason": "Placed", "action": "Place", "note": "on n"}
     assert wanted.items() <= event.items() and "series" not in event
     assert event["regarding"] == {"apiVersion": "v1", "kind": "Pod", "name": "p", "namespace": "a", "uid": "uid-p"}
-    assert event["related"]["kind"] == "Node"
     assert (event["reportingController"], event["reportingInstance"]) == ("berth.dev/controller", "host-1")
 
 

@@ -11,12 +11,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from planning.capacity import room
+from planning.capacity import Belongings, Room, room, standing
 from planning.ledger import after_carrying_out, after_deciding, after_requeue
 from planning.lifecycle import Observation, Step, next_step
 from planning.model import Assignment, JobView, Ledger, NodeView, PodView, Snapshot, Turn, WorkloadView
 from planning.placement import decide
 from tests.planning.builders import NOW, SETTINGS, job, node, pod, promise, snapshot, workload
+
+
+def left_on_n(seen: Snapshot, promises: dict[str, Assignment] | None = None) -> Room:
+    """What a round finds free on the node `n`."""
+    mine = Belongings.of(seen.jobs, seen.pods)
+    return room(seen, standing(seen, Ledger(in_flight=promises or {}), mine), mine)["n"]
 
 
 @pytest.mark.parametrize("in_flight", [False, True])
@@ -32,31 +38,31 @@ def test_one_workload_is_counted_once_however_much_of_it_is_visible(
         pods = [pod("p", "" if pod_seen == "unbound" else "n", of=it, terminating=pod_seen == "terminating")]
     seen = snapshot([node("n", 8)], [workload("a", 3)], jobs=[it] if job_seen else [], pods=pods)
     counted = in_flight or job_seen or pod_seen in ("bound", "terminating")
-    left = room(seen, promises)["n"]
+    left = left_on_n(seen, promises)
     assert (left.gpus, left.pods) == ((5, 109) if counted else (8, 110))
 
 
 def test_a_job_claims_no_more_than_its_workload_wants_and_for_none_that_is_not_there() -> None:
     forged = job("a", "n", gpus=1_000_000)
-    assert room(snapshot([node("n", 8)], jobs=[forged]), {})["n"].gpus == 8, "of no workload"
+    assert left_on_n(snapshot([node("n", 8)], jobs=[forged])).gpus == 8, "of no workload"
     others = replace(forged, namespace="other")
-    assert room(snapshot([node("n", 8)], [workload("a", 2)], jobs=[others]), {})["n"].gpus == 8
-    assert room(snapshot([node("n", 8)], [workload("a", 2)], jobs=[forged]), {})["n"].gpus == 6
+    assert left_on_n(snapshot([node("n", 8)], [workload("a", 2)], jobs=[others])).gpus == 8
+    assert left_on_n(snapshot([node("n", 8)], [workload("a", 2)], jobs=[forged])).gpus == 6
     broken = replace(workload("a", 2), spec=None, invalid="spec: broken")
-    assert room(snapshot([node("n", 8)], [broken], jobs=[forged]), {})["n"].gpus == 0
+    assert left_on_n(snapshot([node("n", 8)], [broken], jobs=[forged])).gpus == 0
     many = [job("a", "n", attempt, gpus=2) for attempt in range(50)]
-    assert room(snapshot([node("n", 8)], [workload("a", 2)], jobs=many), {})["n"].gpus == 6, "the newest"
+    assert left_on_n(snapshot([node("n", 8)], [workload("a", 2)], jobs=many)).gpus == 6, "the newest"
 
 
 def test_a_finished_job_holds_nothing_but_its_live_pods_do() -> None:
     ended = job("a", "n", gpus=3, finished="Failed")
-    assert room(snapshot([node("n", 8)], jobs=[ended]), {})["n"].gpus == 8
-    assert room(snapshot([node("n", 8)], jobs=[ended], pods=[pod("p", "n", of=ended)]), {})["n"].gpus == 5
+    assert left_on_n(snapshot([node("n", 8)], jobs=[ended])).gpus == 8
+    assert left_on_n(snapshot([node("n", 8)], jobs=[ended], pods=[pod("p", "n", of=ended)])).gpus == 5
 
 
 def test_anybodys_pods_count_and_over_commitment_is_not_negative() -> None:
     strangers = [pod(f"p{i}", "n", gpus=3) for i in range(3)]
-    assert room(snapshot([node("n", 8)], pods=strangers), {})["n"].as_resources().gpus == 0
+    assert left_on_n(snapshot([node("n", 8)], pods=strangers)).as_resources().gpus == 0
 
 
 # --- a cluster, its truth and what a lagging cache shows of it -----------------------------------------------------
@@ -276,5 +282,5 @@ def test_no_gpu_is_promised_twice_and_everyone_ends(seed: int, wishes: list[int]
 
 def test_only_the_promised_job_or_a_later_one_makes_a_promise_visible() -> None:
     old = job("a", "n", 0, gpus=3, finished="Failed")
-    assert room(snapshot([node("n", 8)], jobs=[old]), {"a": promise("a", "n", 1, gpus=3)})["n"].gpus == 5
-    assert room(snapshot([node("n", 8)], jobs=[old]), {"a": promise("a", "n", 0, gpus=3)})["n"].gpus == 8
+    assert left_on_n(snapshot([node("n", 8)], jobs=[old]), {"a": promise("a", "n", 1, gpus=3)}).gpus == 5
+    assert left_on_n(snapshot([node("n", 8)], jobs=[old]), {"a": promise("a", "n", 0, gpus=3)}).gpus == 8

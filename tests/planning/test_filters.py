@@ -28,7 +28,7 @@ def shape(gpus: int = 1, cpu: int = 0, memory: int = 0, constraints: Constraints
     return Shape(Resources(gpus, cpu, memory, 1), constraints)
 
 
-def left(nodes: list[NodeView], gpus: int | None = None, cpu: int | None = None) -> dict[str, Room]:
+def left(nodes: list[NodeView], gpus: int | None, cpu: int | None) -> dict[str, Room]:
     return {
         n.name: Room(
             n.allocatable.gpus if gpus is None else gpus, n.allocatable.cpu_milli if cpu is None else cpu,
@@ -36,6 +36,11 @@ def left(nodes: list[NodeView], gpus: int | None = None, cpu: int | None = None)
         )
         for n in nodes
     }  # fmt: skip
+
+
+def why_not(wanted: Shape, nodes: list[NodeView], gpus: int | None = None, cpu: int | None = None) -> str:
+    refusals = [refusal(wanted.constraints, n) for n in nodes]
+    return explain_now(wanted, nodes, left(nodes, gpus, cpu), refusals)
 
 
 @pytest.mark.parametrize(
@@ -133,14 +138,14 @@ def test_never_is_explained() -> None:
 
 def test_not_now_is_explained() -> None:
     nodes = [node(f"big{i}", gpus=4) for i in range(12)] + [node(f"small{i}", gpus=2) for i in range(188)]
-    message = explain_now(shape(4), nodes, left(nodes, gpus=3))
+    message = why_not(shape(4), nodes, gpus=3)
     assert message == "needs 4 GPUs on one node; 12 of 200 nodes have 4, none has 4 free now"
     some = [node("a", ready=False), node("b", unschedulable=True), node("c"), node("d", taints=(taint("x"),))]
-    assert explain_now(shape(1), some, left(some, gpus=0)) == (
+    assert why_not(shape(1), some, gpus=0) == (
         "needs 1 GPU on one node; 4 of 4 nodes have 1, none can take it now: "
         "1 cordoned, 1 not ready, 1 short of free GPUs, 1 tainted x:NoSchedule"
     )
     busy = [node("a")]
-    assert explain_now(shape(1, cpu=1), busy, left(busy, cpu=0)).endswith("none can take it now: 1 short of free CPU")
+    assert why_not(shape(1, cpu=1), busy, cpu=0).endswith("none can take it now: 1 short of free CPU")
     gap = [node("a", gpus=0, gpus_expected=8, gpu_gap="capacity shows 8 GPUs but allocatable 0")]
-    assert "1 capacity shows 8 GPUs but allocatable 0" in explain_now(shape(1), gap, left(gap))
+    assert "1 capacity shows 8 GPUs but allocatable 0" in why_not(shape(1), gap)
