@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
@@ -31,32 +31,33 @@ log = logging.getLogger(__name__)
 
 LIVE_PODS = "status.phase!=Succeeded,status.phase!=Failed"
 
+K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
-Owner = tuple[str, str]
 
 
 class StaleCacheError(Exception):
     """The cache has not seen what a recorded decision was based on; the caller is retried until it has."""
 
 
-class ByOwner(Generic[V]):
-    """Objects of one kind by the workload they belong to: its namespace, which is theirs, and its UID. A label alone
-    would let any namespace pose as another's.
-    """
+class ByOwner(Generic[K, V]):
+    """A reflector's objects by whom they belong to: what `owner` makes of each, None for those that are nobody's."""
 
-    def __init__(self) -> None:
-        self._index: dict[Owner, dict[str, V]] = {}
+    def __init__(self, owner: Callable[[V], K | None]) -> None:
+        self._owner = owner
+        self._index: dict[K, dict[str, V]] = {}
 
-    def change(self, owner_before: Owner | None, owner_now: Owner | None, uid: str, new: V | None) -> None:
-        if owner_before and (new is None or owner_before != owner_now):
-            mine = self._index.get(owner_before, {})
-            mine.pop(uid, None)
+    def change(self, change: Change[V]) -> None:
+        before = None if change.old is None else self._owner(change.old)
+        now = None if change.new is None else self._owner(change.new)
+        if before is not None and before != now:
+            mine = self._index.get(before, {})
+            mine.pop(change.uid, None)
             if not mine:
-                self._index.pop(owner_before, None)
-        if new is not None and owner_now:
-            self._index.setdefault(owner_now, {})[uid] = new
+                self._index.pop(before, None)
+        if now is not None and change.new is not None:
+            self._index.setdefault(now, {})[change.uid] = change.new
 
-    def of(self, owner: Owner) -> tuple[V, ...]:
+    def of(self, owner: K) -> tuple[V, ...]:
         return tuple(self._index.get(owner, {}).values())
 
 
@@ -88,12 +89,12 @@ class ClusterCache:
     def __init__(self, client: KubeClient) -> None:
         self._settings = Settings()
         self.settings_problem = ""
-        self._jobs_by_workload: ByOwner[JobView] = ByOwner()
-        self._pods_by_workload: ByOwner[PodView] = ByOwner()
+        self._jobs_by_workload: ByOwner[tuple[str, str], JobView] = ByOwner(_workload)
+        self._pods_by_workload: ByOwner[tuple[str, str], PodView] = ByOwner(_workload)
         self._known_since: dict[str, float] = {}  # Jobs, by the monotonic clock
         self.nodes: Reflector[NodeView] = Reflector(client, NODES, project=self._node)
         self.pods: Reflector[PodView] = Reflector(
-            client, PODS, project=self._pod, field_selector=LIVE_PODS, on_change=self._pod_changed
+            client, PODS, project=self._pod, field_selector=LIVE_PODS, on_change=self._pods_by_workload.change
         )
         self.jobs: Reflector[JobView] = Reflector(
             client,
@@ -203,11 +204,8 @@ class ClusterCache:
     def _pod(self, raw: dict[str, Any]) -> PodView | None:
         return views.pod_view(raw, self._settings.gpu_resource)
 
-    def _pod_changed(self, change: Change[PodView]) -> None:
-        self._pods_by_workload.change(_owner(change.old), _owner(change.new), change.uid, change.new)
-
     def _job_changed(self, change: Change[JobView]) -> None:
-        self._jobs_by_workload.change(_owner(change.old), _owner(change.new), change.uid, change.new)
+        self._jobs_by_workload.change(change)
         if change.new is None:
             self._known_since.pop(change.uid, None)
         else:
@@ -228,8 +226,9 @@ class ClusterCache:
         log.warning("%s; the last valid settings stay in force", self.settings_problem)
 
 
-def _owner(view: JobView | PodView | None) -> Owner | None:
-    return (view.namespace, view.workload_uid) if view is not None and view.workload_uid else None
+def _workload(view: JobView | PodView) -> tuple[str, str] | None:
+    """Its workload's namespace, which is its own, and UID: a label alone would let any namespace pose as another's."""
+    return (view.namespace, view.workload_uid) if view.workload_uid else None
 
 
 def _namespace_strategy(raw: dict[str, Any]) -> tuple[str, str]:

@@ -12,7 +12,6 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from opentelemetry import metrics
@@ -68,22 +67,6 @@ ATTEMPTS = 5
 VISIBLE_WAIT = 1.0
 
 
-@dataclass(slots=True)
-class _Progress:
-    """What was done so far."""
-
-    made: dict[str, int] = field(default_factory=dict)
-    stale: list[str] = field(default_factory=list)
-    refused: list[Verdict] = field(default_factory=list)
-    accepted: dict[str, int] = field(default_factory=dict)
-    rejected: dict[str, int] = field(default_factory=dict)
-    lagging: int = 0
-    shown: int = 0
-
-    def result(self) -> CarriedOut:
-        return CarriedOut(self.made, self.stale, self.refused, self.accepted, self.rejected, self.lagging, self.shown)
-
-
 async def _heartbeat() -> None:
     while True:
         activity.heartbeat()
@@ -118,7 +101,7 @@ class Placements:
     @activity.defn(name=CARRY_OUT)
     async def carry_out(self, request: CarryOut) -> CarriedOut:
         """Raises Unavailable when the API server or Temporal could not be asked; the whole is then repeated."""
-        done, decision = _Progress(), request.decision
+        done, decision = CarriedOut(), request.decision
         await self._cache.wait_synced()
         alive = asyncio.create_task(_heartbeat())
         try:
@@ -131,7 +114,7 @@ class Placements:
             await self._show(decision.assignments, done)
         finally:
             alive.cancel()
-        return done.result()
+        return done
 
     async def _each(self, entries: Iterable[T], do: Callable[[T], Awaitable[None]]) -> None:
         """Does all, some at a time. One that fails does not keep the others from being done, and one that is refused
@@ -162,7 +145,7 @@ class Placements:
             if isinstance(result, BaseException):
                 raise result
 
-    async def _assign(self, assignment: Assignment, trace: str | None, done: _Progress) -> None:
+    async def _assign(self, assignment: Assignment, trace: str | None, done: CarriedOut) -> None:
         try:
             job = await self._make(assignment, trace)
         except TRANSIENT as away:
@@ -254,7 +237,7 @@ class Placements:
         same = (job.attempt, job.node) == (assignment.turn.attempt, assignment.node)
         return job if same and not job.deleting else None
 
-    async def _show(self, assignments: Iterable[Assignment], done: _Progress) -> None:
+    async def _show(self, assignments: Iterable[Assignment], done: CarriedOut) -> None:
         """Brings statuses up to date that lag behind their Job. Where the workload is gone, its new Job goes too."""
         unseen: Versions = {}
         if done.made:
@@ -288,7 +271,7 @@ class Placements:
             self._cache.workloads.observe(raw)
         return raw is not None
 
-    async def _withdraw(self, withdrawal: Withdrawal, done: _Progress) -> None:
+    async def _withdraw(self, withdrawal: Withdrawal, done: CarriedOut) -> None:
         version = withdrawal.job_version or None  # 0: decided by an older build
         job = withdrawal.namespace, withdrawal.job_name, withdrawal.job_uid
         if not await delete_job(self._kube, *job, finished=False, version=version):
@@ -316,7 +299,7 @@ class Placements:
             start_signal_args=[verdict],
         )
 
-    async def _examine(self, entry: Waiting, done: _Progress) -> None:
+    async def _examine(self, entry: Waiting, done: CarriedOut) -> None:
         """Asks the API server, by a Job that is not made, whether a template would do."""
         view = self._cache.workloads.items.get(entry.uid)
         if view is None or view.resource_version != entry.resource_version:

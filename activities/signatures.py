@@ -70,9 +70,11 @@ class CarryOut:
     traces: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass
 class CarriedOut:
-    """What became of a decision; every assignment is in one of `made`, `stale` and `refused`."""
+    """What became of a decision, noted as it is carried out; in the end every assignment is in one of `made`, `stale`
+    and `refused`.
+    """
 
     made: dict[str, int] = field(default_factory=dict)  # the Job's resourceVersion, by workload UID
     stale: list[str] = field(default_factory=list)  # changed or gone meanwhile, nothing was done: decide again

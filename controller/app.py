@@ -18,7 +18,7 @@ from opentelemetry.trace import get_tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from temporalio.client import Client
 
-from activities.cache import LIVE_PODS
+from activities.cache import LIVE_PODS, ByOwner
 from controller import sweep
 from controller.digests import JobDigest, NodeDigest, WorkloadDigest, job_digest, node_digest, workload_digest
 from controller.outage import TEMPORAL_AWAY, reason
@@ -55,7 +55,7 @@ class Controller:
         self._tidying: dict[str, asyncio.TimerHandle] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._temporal_away = ""
-        self._jobs_by_workload: dict[str, dict[str, JobDigest]] = {}
+        self._jobs_by_workload: ByOwner[str, JobDigest] = ByOwner(lambda job: job.workload_uid)
         self.poker = Poker(temporal, pool=pool, skip=self._is_tombstone, recovered=self._sweep_now.set)
         self.workloads: Reflector[WorkloadDigest] = Reflector(
             kube, GPUWORKLOADS, project=workload_digest, on_change=self._workload_changed
@@ -157,7 +157,7 @@ class Controller:
             await asyncio.sleep(min(due or 10.0, 10.0))
 
     def _littered(self, uid: str) -> bool:
-        return sweep.littered(self.workloads.items.get(uid), self._jobs_by_workload.get(uid, {}).values())
+        return sweep.littered(self.workloads.items.get(uid), self._jobs_by_workload.of(uid))
 
     def _tidy_later(self, uid: str, delay: float) -> None:
         self._tidying[uid] = asyncio.get_running_loop().call_later(delay, self._tidy, uid, delay)
@@ -177,8 +177,7 @@ class Controller:
     def _workload_changed(self, change: Change[WorkloadDigest]) -> None:
         if change.uid not in self._tidying and self._littered(change.uid):
             self._tidy_later(change.uid, TIDY_AFTER)
-        jobs = self._jobs_by_workload.get(change.uid, {}).values()
-        route = on_workload(change.uid, change.old, change.new, jobs)
+        route = on_workload(change.uid, change.old, change.new, self._jobs_by_workload.of(change.uid))
         if route is NOBODY or not self.synced:
             return
         with _tracer.start_as_current_span("watch GPUWorkload", attributes={"gpuworkload.uid": change.uid}):
@@ -189,17 +188,9 @@ class Controller:
         self.poker.concern(route, "gpuworkloads", change.resource_version, trace=trace)
 
     def _job_changed(self, change: Change[JobDigest]) -> None:
+        self._jobs_by_workload.change(change)
         job = change.new or change.old
-        if job is None:
-            return
-        mine = self._jobs_by_workload.setdefault(job.workload_uid, {})
-        if change.new is None:
-            mine.pop(change.uid, None)
-            if not mine:
-                self._jobs_by_workload.pop(job.workload_uid, None)
-        else:
-            mine[change.uid] = change.new
-        workload = self.workloads.items.get(job.workload_uid)
+        workload = None if job is None else self.workloads.items.get(job.workload_uid)
         self._tell(on_job(change.old, change.new, workload), "jobs", change.resource_version)
 
     def _node_changed(self, change: Change[NodeDigest]) -> None:

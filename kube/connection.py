@@ -123,7 +123,7 @@ class Connection:
             try:
                 await self._load(self.configuration)
                 self._pool.reload_client_certificate()
-            except Exception as exc:  # as in open(): keep what worked before
+            except Exception as exc:  # the loader raises whatever: what worked before may still do
                 log.warning("could not load the credentials for %s again: %s", self.host, exc)
                 return False
             finally:

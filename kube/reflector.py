@@ -140,14 +140,9 @@ class Reflector(Generic[T]):
         """
         identity = self._identify(obj)
         if identity is not None and 0 < self._versions.get(identity[0], 0) < identity[1]:
-            uid, version = identity
-            try:
-                new = self._project(obj)
-            except Exception:  # as in _take
-                self._complain("project", obj)
-                return
+            new, _ = self._read(obj)
             if new is not None:
-                self._put(uid, version, new)
+                self._put(*identity, new)
 
     async def run(self) -> None:
         """Lists and watches until cancelled."""
@@ -235,14 +230,11 @@ class Reflector(Generic[T]):
         if self._versions.get(uid) == version:
             kept.add(uid)
             return
-        try:
-            new = self._project(obj)
-        except Exception:  # the projection is the owner's: one object that it cannot read must not cost all others
-            self._complain("project", obj)
-            kept.add(uid)
-            return
+        new, readable = self._read(obj)
         if new is not None:
             seen[uid] = (version, new)
+        elif not readable:
+            kept.add(uid)
 
     async def _watch(self) -> None:
         """One watch from the last version seen until the server ends it; raises when it ends otherwise."""
@@ -268,15 +260,11 @@ class Reflector(Generic[T]):
         if kind in ("ADDED", "MODIFIED"):
             self.events += 1
             if version > self._versions.get(uid, 0):
-                try:
-                    new = self._project(obj)
-                except Exception:  # as in _take
-                    self._complain("project", obj)
-                else:
-                    if new is None:
-                        self._remove(uid, version)
-                    else:
-                        self._put(uid, version, new)
+                new, readable = self._read(obj)
+                if new is not None:
+                    self._put(uid, version, new)
+                elif readable:
+                    self._remove(uid, version)
         elif kind == "DELETED":
             self.events += 1
             self._remove(uid, version)
@@ -314,11 +302,16 @@ class Reflector(Generic[T]):
             log.warning("%s: ignored an object without uid or resourceVersion: %.200r", self.name, obj)
             return None
 
-    def _complain(self, what: str, obj: dict[str, Any]) -> None:
-        self.errors += 1
-        metadata = obj["metadata"]
-        name = "/".join(str(part) for part in (metadata.get("namespace"), metadata.get("name")) if part)
-        log.exception("%s: %s failed for %s (%s); its last good state is kept", self.name, what, name, metadata["uid"])
+    def _read(self, obj: dict[str, Any]) -> tuple[T | None, bool]:
+        """What the projection makes of an object, and whether it could be read: if not, what was kept of it stays."""
+        try:
+            return self._project(obj), True
+        except Exception:  # the projection is the owner's: one object that it cannot read must not cost all others
+            self.errors += 1
+            meta = obj["metadata"]
+            name = "/".join(str(part) for part in (meta.get("namespace"), meta.get("name")) if part)
+            log.exception("%s: project failed for %s (%s); its last good state is kept", self.name, name, meta["uid"])
+            return None, False
 
     def _contact(self) -> None:
         self.last_contact = time.monotonic()

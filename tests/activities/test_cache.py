@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
+from typing import Any, cast
 
-from activities.cache import ByOwner, Specs
+from activities.cache import ByOwner, ClusterCache, Specs
+from kube.reflector import Change
+from planning.model import PodView, Resources
 from planning.views import workload_view
 
 SPEC = {"modelName": "m", "gpuCount": 1, "retryPolicy": {"maxRetries": 2, "backoffSeconds": 5}}
@@ -37,13 +41,25 @@ def test_a_bottomless_spec_is_refused_in_words() -> None:
     assert "spec.template: must" in invalid
 
 
-def test_of_another_namespace_nobody_can_pose_as_ones_own() -> None:
-    mine: ByOwner[str] = ByOwner()
-    mine.change(None, ("a", "u"), "1", "real")
-    mine.change(None, ("b", "u"), "2", "forged")
-    assert (mine.of(("a", "u")), mine.of(("b", "u")), mine.of(("c", "u"))) == (("real",), ("forged",), ())
-    mine.change(("b", "u"), None, "2", None)
-    assert mine.of(("b", "u")) == ()
+async def test_of_another_namespace_nobody_can_pose_as_ones_own() -> None:
+    cache = ClusterCache(cast(Any, None))
+    real = PodView("1", "a", "p", 1, "n", Resources(), workload_uid="u")
+    forged = replace(real, uid="2", namespace="b")
+    for pod in (real, forged, replace(real, uid="3", workload_uid="")):
+        cache.pods._put(pod.uid, 1, pod)
+    assert (cache.pods_of("a", "u"), cache.pods_of("b", "u"), cache.pods_of("c", "u")) == ((real,), (forged,), ())
+    assert cache.pods_of("a", "") == ()
+
+
+def test_who_changes_hands_or_goes_is_its_former_owners_no_more() -> None:
+    mine: ByOwner[str, str] = ByOwner(lambda item: item[0])
+    mine.change(Change("added", "1", None, "a", 1))
+    mine.change(Change("added", "2", None, "a'", 2))
+    mine.change(Change("modified", "1", "a", "b", 3))
+    assert (mine.of("a"), mine.of("b")) == (("a'",), ("b",))
+    for uid, item in (("2", "a'"), ("1", "b")):
+        mine.change(Change("deleted", uid, item, None, 4))
+    assert mine._index == {}
 
 
 def test_a_spec_goes_with_the_last_workload_that_has_it() -> None:
