@@ -62,7 +62,7 @@ class Requeue:
 
 @dataclass
 class PlacementState:
-    """What the ledger carries over continue-as-new: its promises, how new its last look at the cluster was
+    """What the ledger carries over continue-as-new: its promises, what every later decision must have seen
     (`versions`), and how new the news is that it has yet to look at (`fresh`).
     """
 

@@ -1,8 +1,8 @@
 """Carries out a recorded decision: Jobs, Events, verdicts to the workloads they concern, and what statuses tell.
 
-Every effect can be repeated, for the activity is: a Job that exists already counts as made, a workload that changed
-since it was decided upon is left alone and reported stale. The statuses of all whose Job was made or runs are written
-last and together: by then many a new Job runs, and is told in one write.
+Every effect can be repeated, for the activity is: this very turn's Job counts as made if it exists, a workload that
+changed since it was decided upon is left alone and reported stale. The statuses of all whose Job was made or runs are
+written last and together: by then many a new Job runs, and is told in one write.
 """
 
 from __future__ import annotations

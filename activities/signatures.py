@@ -34,7 +34,7 @@ class WorkloadRef:
 
 @dataclass(frozen=True)
 class DecideRequest:
-    """`fresh` is worth a short wait (somebody saw news); `at_least` is binding (a promise was dropped at it)."""
+    """`fresh` is worth a short wait (somebody saw news); `at_least` is binding (earlier decisions' `versions`)."""
 
     ledger: Ledger
     fresh: Versions
@@ -45,7 +45,7 @@ class DecideRequest:
 
 @dataclass(frozen=True)
 class DecideResult:
-    """`versions`: what the planner's cache had seen, binding for every later decision.
+    """`versions`: what every later decision must have seen, for a promise was dropped or a place was given at it.
 
     `behind`: the cache had not caught up with `fresh` in time, so the round may have missed the news.
     `restored`: the API server itself is older than `at_least`: its data was restored, and old versions mean nothing.

@@ -1,7 +1,7 @@
 """Who must hear of a change: the placement ledger, a workload's own workflow, both, or nobody.
 
 Pure. A poke carries no content (law 2), so routing too much is harmless and costs history events, while routing too
-little is repaired by the sweep. A workload's workflow is begun only when there is something for it to follow.
+little is repaired by the sweep. A workload's workflow is begun only when there is something for it to decide.
 """
 
 from __future__ import annotations

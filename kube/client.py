@@ -1,7 +1,8 @@
 """The Kubernetes API as berth uses it: JSON in, JSON out, one method for each verb, and watches as async iterators.
 
-For every room that talks to the API server. Nothing is retried here (but for refused credentials, once): callers are
-activities and reflectors, which have a retry policy of their own. Objects are the server's JSON as dicts.
+For every room that talks to the API server. Nothing is retried here but what callers know nothing of (refused
+credentials, an expired page of a list, a version that was pinned here): they are activities and reflectors, which have
+a retry policy of their own. Objects are the server's JSON as dicts.
 """
 
 from __future__ import annotations

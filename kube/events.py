@@ -1,7 +1,7 @@
 """Events (events.k8s.io/v1): what `kubectl describe` and `kubectl get events` tell a person about an object.
 
-For controllers and activities. Recording never waits and never fails: events queue up, repeats of the same one become
-a series with a count, and what does not fit is dropped and counted. Events are for people; nothing may depend on them.
+For activities. Recording never waits and never fails: events queue up, repeats of the same one become a series with a
+count, and what does not fit is dropped and counted. Events are for people; nothing may depend on them.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Reflector(Generic[T]):
     it raises, that is logged and what was kept of the object stays. `on_change` is called after `items` was changed,
     synchronously, in the order of the server's stream; it should be quick and must not await.
 
-    Counters: `relists`, `watch_restarts`, `events`, `errors` (callbacks that raised).
+    Counters: `relists`, `watch_restarts`, `events`, `errors` (callbacks that raised, objects without uid or version).
     """
 
     def __init__(

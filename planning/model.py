@@ -189,7 +189,7 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The cluster at one moment, as the planner's cache shows it. `jobs_version`: how new its view of Jobs is."""
+    """The cluster at one moment, as the planner's cache shows it; the versions tell how new its view of a kind is."""
 
     now: float
     nodes: tuple[NodeView, ...]
@@ -249,7 +249,7 @@ class Decision:
     examine: list[Waiting] = field(default_factory=list)  # templates to check by a dry-run Job, before they queue
     verdicts: list[Verdict] = field(default_factory=list)
     withdrawals: list[Withdrawal] = field(default_factory=list)
-    seen: list[str] = field(default_factory=list)  # UIDs whose promise or turn is over: the cache showed its Job
+    seen: list[str] = field(default_factory=list)  # UIDs whose promise is over: its Job is visible, or came and went
     forget: list[str] = field(default_factory=list)  # UIDs of the ledger that are gone or tombstones
     queued: int = 0  # workloads still waiting for a place after this round
     more: bool = False  # the round was cut at its limit; decide again at once

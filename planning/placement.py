@@ -46,6 +46,7 @@ WAITING_FOR_PODS = "WaitingForPods"
 # A decision goes through a history and must stay far below 1 MiB (law 4): beyond this the rest is left to the next
 # round. An entry's own size is its message and about this much for names and punctuation.
 _BUDGET = 384 * 1024
+_ENTRY = 448
 
 # A Job whose pod the kube-scheduler has not tried yet has lost its place to nobody: the Job controller or the scheduler
 # is behind, or something refuses its pods. It is given this many bind deadlines before it is taken back.
@@ -54,7 +55,6 @@ _PODLESS = (
     "no pod could be created for its Jobs: a quota, the namespace's PodSecurity level or a webhook refuses them "
     "(`kubectl get events` of the namespace names it)"
 )
-_ENTRY = 448
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Turns Kubernetes objects into the small values that planning works on; for the caches of activities and controller.
+"""Turns Kubernetes objects into the small values that planning works on; for the activities' cache and single reads.
 
 Nothing here raises, whatever the object: what cannot be read counts as absent, and a GPUWorkload that the models
 refuse becomes a view that says where and why. Nothing large is kept.

@@ -1,7 +1,8 @@
 """Placement: the ledger of a pool, the only writer of assignments.
 
 Takes pokes, decides in batches by a planner activity, remembers each promise before it is carried out and forgets it
-only when the planner has seen its Job. One round costs the same few events whether it places one workload or hundreds.
+only when the planner has seen its Job, or none is known to exist. One round costs the same few events whether it
+places one workload or a hundred.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from activities.signatures import (
 from planning.ledger import after_carrying_out, after_deciding, after_requeue, still_due
 from planning.model import Decision
 
-# Assignments per round: large enough to share a round's events, small enough that a freed GPU waits a second at most.
+# Assignments per round: large enough to share a round's events, small enough that the round is soon over, for a GPU
+# that comes free meanwhile waits for the next. Jobs are made 32 at once, and statuses that lag are written after them.
 ROUND_LIMIT = 100
 # While somebody waits, look again this often even if no poke came: a lost poke costs a minute, not a day.
 RECHECK = timedelta(seconds=60)
@@ -35,7 +37,7 @@ RECHECK = timedelta(seconds=60)
 CATCH_UP = timedelta(seconds=2)
 # Traces that wait for their workload's Job; beyond this new ones are not carried on.
 TRACES = 2000
-# Kinds whose changes concern the ledger even when nobody waits: a workload is new, or its Job vanished.
+# Kinds whose changes concern the ledger even when nobody waits: a workload is new, or its Job runs or vanished.
 WORKLOAD_NEWS = frozenset({"gpuworkloads", "jobs"})
 RETRY = RetryPolicy(initial_interval=timedelta(milliseconds=500), maximum_interval=timedelta(seconds=15))
 
