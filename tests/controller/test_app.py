@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -22,7 +22,7 @@ JOB = JobDigest("ns", "w-0", "u", "w", 0, "n1", ready=False, finished=True, dele
 
 def controller(temporal: FakeTemporal, *, resync: float = 600.0) -> Controller:
     """One whose watches have seen all there is: nothing yet."""
-    mine = Controller(None, temporal, resync=resync)  # type: ignore[arg-type]
+    mine = Controller(cast(Any, None), cast(Any, temporal), resync=resync)
     for reflector in mine.reflectors.values():
         reflector.synced.set()
         reflector.resource_version = 1000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 
@@ -21,7 +22,7 @@ TRACE = ("u", "00-aa-bb-01")
 
 
 def poker(temporal: FakeTemporal, recovered: Callable[[], None] = lambda: None) -> Poker:
-    return Poker(temporal, pool="default", skip=lambda _: False, recovered=recovered)  # type: ignore[arg-type]
+    return Poker(cast(Any, temporal), pool="default", skip=lambda _: False, recovered=recovered)
 
 
 async def until(check: Callable[[], bool], seconds: float = 5.0) -> None:
@@ -61,10 +62,10 @@ async def test_a_poke_under_way_when_all_is_cancelled_stays_due() -> None:
     running.cancel()
     await asyncio.wait({running})
     mine.concern(Route(workloads=BOTH.workloads), "jobs", 7)
-    running = asyncio.create_task(mine._deliver_to_workloads())  # type: ignore[arg-type]
+    delivering = asyncio.create_task(mine._deliver_to_workloads())
     await until(lambda: temporal.calls > 2)
-    running.cancel()
-    await asyncio.wait({running})
+    delivering.cancel()
+    await asyncio.wait({delivering})
     assert mine.pending == 3
     temporal.gate.set()
     await mine.flush(2.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -115,26 +115,26 @@ async def test_leftovers_go_by_their_uid() -> None:
     kube = FakeKube({"w": stored("u")})
     kube.conflicts = 1
     jobs = {"u": [JOB, replace(JOB, name="w-1", uid="k", finished=True), replace(JOB, name="w-2", deleting=True)]}
-    assert await tidy_tombstones(kube, {"u": TOMBSTONE}, jobs, set()) == 3  # type: ignore[arg-type]
+    assert await tidy_tombstones(cast(Any, kube), {"u": TOMBSTONE}, jobs, set()) == 3
     assert kube.deleted == [("w-0", "j", "Foreground"), ("w-1", "k", "Background")]
     assert kube.patched == [("w", {"metadata": {"finalizers": ["other"], "uid": "u", "resourceVersion": "7"}})]
 
 
 async def test_another_workload_of_that_name_keeps_its_finalizer() -> None:
     kube = FakeKube({"w": stored("another")})
-    assert await tidy_tombstones(kube, {"u": TOMBSTONE}, {}, set()) == 0  # type: ignore[arg-type]
+    assert await tidy_tombstones(cast(Any, kube), {"u": TOMBSTONE}, {}, set()) == 0
     assert kube.patched == []
 
 
 async def test_followed_tombstones_are_left_to_their_workflow() -> None:
     kube = FakeKube({"w": stored("u")})
-    assert await tidy_tombstones(kube, {"u": TOMBSTONE}, {"u": [JOB]}, {"u"}) == 0  # type: ignore[arg-type]
+    assert await tidy_tombstones(cast(Any, kube), {"u": TOMBSTONE}, {"u": [JOB]}, {"u"}) == 0
 
 
 async def test_the_world_may_change_while_a_sweep_writes() -> None:
     workloads = {uid: replace(TOMBSTONE, finalizer=False, expires=1.0) for uid in ("u", "v")}
     kube = FakeKube(on_call=workloads.clear)
-    await tidy_tombstones(kube, workloads, {"u": [JOB]}, set())  # type: ignore[arg-type]
+    await tidy_tombstones(cast(Any, kube), workloads, {"u": [JOB]}, set())
     workloads |= {uid: replace(TOMBSTONE, expires=1.0) for uid in ("u", "v")}
-    await expire(kube, workloads)  # type: ignore[arg-type]
+    await expire(cast(Any, kube), workloads)
     assert len(kube.deleted) == 3

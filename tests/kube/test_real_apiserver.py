@@ -19,7 +19,7 @@ from kube.lease import LeaderElector
 from kube.reflector import Reflector
 from kube.resources import CONFIGMAPS, CRDS, EVENTS, JOBS, LEASES, NAMESPACES, PODS, Resource
 from stack import Stack, UpOptions
-from tests.kube.test_reflector import Seen
+from tests.kube.reflector_rig import Seen
 
 pytestmark = pytest.mark.stack
 

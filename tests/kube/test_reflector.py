@@ -1,117 +1,21 @@
-"""The reflector against a server that forgets, disconnects, lies and talks nonsense."""
+"""The reflector's list and watch against a server that forgets, disconnects, lies and talks nonsense."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import copy
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
-import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import kube.wire
-from kube.client import KubeClient
-from kube.reflector import Backoff, Change, Reflector
+from kube.reflector import Backoff, Change
 from kube.resources import PODS
 from tests.kube.fake_api import FakeApi
-
-Value = tuple[str, int]  # name, spec.n
-
-
-def project(obj: dict[str, Any]) -> Value | None:
-    n = obj["spec"]["n"]
-    return None if n < 0 else (obj["metadata"]["name"], n)
-
-
-@dataclass
-class Seen:
-    """Checks each change against the ones before it: added → modified* → deleted for every UID, and nothing twice."""
-
-    state: dict[str, Value] = field(default_factory=dict)
-    versions: dict[str, int] = field(default_factory=dict)
-    changes: list[Change[Value]] = field(default_factory=list)
-    wrong: list[str] = field(default_factory=list)
-
-    def __call__(self, change: Change[Value]) -> None:
-        self.changes.append(change)
-        uid = change.uid
-        kind = "deleted" if change.new is None else "modified" if uid in self.state else "added"
-        if change.kind != kind or change.old != self.state.get(uid) or (kind == "deleted" and uid not in self.state):
-            self.wrong.append(f"{change} after {self.state.get(uid)}")
-        if change.resource_version <= self.versions.get(uid, 0):
-            self.wrong.append(f"{change} after version {self.versions[uid]}")
-        self.versions[uid] = change.resource_version
-        if change.new is None:
-            self.state.pop(uid, None)
-        else:
-            self.state[uid] = change.new
-
-    @property
-    def kinds(self) -> list[str]:
-        return [change.kind for change in self.changes]
-
-
-@dataclass(frozen=True)
-class Impatient(Backoff):
-    base: float = 0.001
-    cap: float = 0.004
-    asked: list[int] = field(default_factory=list)
-
-    def delay(self, failures: int) -> float:
-        self.asked.append(failures)
-        return super().delay(failures)
-
-
-@dataclass
-class Rig:
-    api: FakeApi
-    client: KubeClient
-    reflector: Reflector[Value]
-    seen: Seen
-    backoff: Impatient
-
-    def put(self, name: str, n: int = 0, **metadata: Any) -> str:
-        uid: str = self.api.put(PODS, name, "a", spec={"n": n}, metadata=metadata)["metadata"]["uid"]
-        return uid
-
-    def remove(self, name: str) -> None:
-        self.api.remove(PODS, name, "a")
-
-    async def caught_up(self) -> None:
-        self.put("marker", self.api.version)
-        assert await self.reflector.wait_for(self.api.version, 5), self.reflector.last_error
-
-    async def watching(self) -> None:
-        async with asyncio.timeout(5):
-            await self.reflector.synced.wait()
-            while not self.api.watching:
-                await asyncio.sleep(0.002)
-
-    def count(self, watch: bool) -> int:
-        return len([path for _, path, _ in self.api.requests if ("watch=1" in path) == watch])
-
-
-@asynccontextmanager
-async def running(api: FakeApi | None = None, start: bool = True, **options: Any) -> AsyncIterator[Rig]:
-    async with api or FakeApi() as api, await api.client() as client:
-        seen, backoff = Seen(), Impatient()
-        options = {"project": project, "on_change": seen, "backoff": backoff, "page_size": 2, **options}
-        reflector: Reflector[Value] = Reflector(client, PODS, **options)
-        task = asyncio.create_task(reflector.run())
-        try:
-            yield Rig(api, client, reflector, seen, backoff)
-        finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-    assert not seen.wrong
+from tests.kube.reflector_rig import Impatient, Seen, Value, project, running
 
 
 async def test_lists_and_watches() -> None:
@@ -131,39 +35,6 @@ async def test_lists_and_watches() -> None:
         assert rig.reflector.relists == 0 and rig.reflector.events == 4
         with pytest.raises(TypeError):
             rig.reflector.items["x"] = ("x", 1)  # type: ignore[index]
-
-
-async def test_an_own_write_is_known_before_the_watch_brings_it() -> None:
-    async with running() as rig:
-        await rig.watching()
-        rig.put("a", 1)
-        await rig.caught_up()
-        before, version = len(rig.seen.changes), rig.reflector.resource_version
-        rig.api.drop_watches()
-        written = rig.api.put(PODS, "a", "a", spec={"n": 2})
-        rig.reflector.observe(written)
-        assert [c.new for c in rig.seen.changes[before:]] == [("a", 2)]
-        assert rig.reflector.resource_version == version, "how far the watch came is another matter"
-        await rig.caught_up()
-        mine = [c for c in rig.seen.changes[before:] if c.uid == written["metadata"]["uid"]]
-        assert len(mine) == 1, "the watch brings the same version, which is no change any more"
-
-
-async def test_an_answer_never_brings_back_what_is_older_gone_or_unreadable() -> None:
-    async with running() as rig:
-        await rig.watching()
-        old = rig.api.put(PODS, "a", "a", spec={"n": 1})
-        rig.put("a", 2)
-        gone = rig.api.put(PODS, "b", "a", spec={"n": 1})
-        rig.remove("b")
-        await rig.caught_up()
-        before = len(rig.seen.changes)
-        gone["metadata"]["resourceVersion"] = str(rig.api.version + 9)
-        newer = {"metadata": {**old["metadata"], "resourceVersion": str(rig.api.version + 9)}}
-        for answer in (old, gone, newer, {}):
-            rig.reflector.observe(answer)
-        assert rig.seen.changes[before:] == []
-        assert ("a", 2) in rig.reflector.items.values()
 
 
 async def test_a_lost_connection_goes_on_without_listing() -> None:
@@ -236,17 +107,6 @@ async def test_bookmarks_move_the_version_that_a_new_watch_begins_at() -> None:
         await rig.caught_up()
         assert rig.reflector.relists == 0
         assert rig.reflector.events == 1  # a bookmark is none
-
-
-async def test_an_event_seen_before_is_ignored() -> None:
-    async with running() as rig:
-        await rig.watching()
-        old = rig.api.put(PODS, "a", "a", spec={"n": 1})
-        rig.put("a", 2)
-        rig.api.send_raw(orjson.dumps({"type": "ADDED", "object": old}) + b"\n")
-        await rig.caught_up()
-        assert rig.seen.kinds == ["added", "modified", "added"]
-        assert ("a", 2) in rig.reflector.items.values()
 
 
 async def test_an_object_projected_to_none_counts_as_deleted() -> None:
@@ -391,48 +251,6 @@ async def test_pages_that_always_expire_are_fetched_in_one_piece(caplog: pytest.
             await asyncio.wait_for(rig.reflector.synced.wait(), 5)
             assert len(rig.reflector.items) == 5
     assert "list again" in caplog.text
-
-
-async def test_a_restored_backup_is_the_truth() -> None:
-    async with running() as rig:
-        await rig.watching()
-        rig.put("a", 1)
-        await rig.caught_up()
-        rig.seen.versions.clear()
-        rig.api.store.clear()
-        rig.api.history.clear()
-        rig.api.version = 90
-        too_large = (
-            b'{"type": "ERROR", "object": {"code": 504, "reason": "Timeout", '
-            b'"details": {"causes": [{"reason": "ResourceVersionTooLarge"}]}}}\n'
-        )
-        rig.api.send_raw(too_large)
-        async with asyncio.timeout(5):
-            while rig.reflector.items:
-                await asyncio.sleep(0.002)
-        assert rig.reflector.resource_version == 90
-        rig.seen.versions.clear()
-        await rig.caught_up()
-
-
-async def test_a_restored_backup_with_a_bumped_revision_is_the_truth_too() -> None:
-    async with running() as rig:
-        await rig.watching()
-        rig.put("a", 1)
-        saved = copy.deepcopy(rig.api.objects(PODS))
-        rig.put("a", 2)
-        await rig.caught_up()
-        assert ("a", 2) in rig.reflector.items.values()
-        rig.seen.versions.clear()
-        rig.api.fail(status=503, watch=True, count=3)
-        rig.api.drop_watches()
-        rig.api.objects(PODS).clear()
-        rig.api.objects(PODS).update(saved)  # at its old version, in a list that is far ahead
-        rig.api.version += 1_000_000
-        rig.api.compact()
-        async with asyncio.timeout(5):
-            while ("a", 1) not in rig.reflector.items.values():
-                await asyncio.sleep(0.002)
 
 
 async def test_metadata_only_and_selectors() -> None:
