@@ -113,7 +113,7 @@ def commands() -> dict[str, set[str]]:
     from berth.cli import command_line
 
     group = typer.main.get_command(command_line())
-    assert isinstance(group, click.Group) or hasattr(group, "commands")
+    assert isinstance(group, click.Group)
     return {
         name: {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
         for name, command in group.commands.items()
@@ -352,7 +352,9 @@ def metrics() -> dict[str, str]:
                 if not node.func.attr.startswith("create_") or kind not in ("counter", "gauge", "histogram"):
                     continue
                 name = next(iter(node.args), None) or next(k.value for k in node.keywords if k.arg == "name")
-                assert isinstance(name, ast.Constant), f"{file}:{node.lineno}: a metric's name must be a literal"
+                assert isinstance(name, ast.Constant) and isinstance(name.value, str), (
+                    f"{file}:{node.lineno}: not a literal"
+                )
                 unit = next((k.value.value for k in node.keywords if k.arg == "unit"), "")  # type: ignore[attr-defined]
                 suffix = {"s": "_seconds", "By": "_bytes"}.get(unit, "") + ("_total" if kind == "counter" else "")
                 found[f"{name.value}{suffix}"] = kind

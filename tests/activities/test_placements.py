@@ -48,7 +48,7 @@ class Cache:
 
 def carry_out(decision: Decision, attempt: int = 1, *, cache: Cache | None = None, kube: Any = None) -> Any:
     events = SimpleNamespace(record=lambda **_: None)
-    placements = Placements(cast(Any, cache or Cache()), kube or Away(), cast(Any, None), cast(Any, events))
+    placements = Placements(cast(Any, cache or Cache()), cast(Any, kube or Away()), cast(Any, None), cast(Any, events))
     environment = ActivityEnvironment()
     environment.info = replace(environment.info, attempt=attempt)
     return environment.run(placements.carry_out, CarryOut(decision))

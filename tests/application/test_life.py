@@ -249,7 +249,7 @@ async def test_a_pod_that_finds_no_place_in_time_is_withdrawn_and_placed_anew(te
     await tenant.apply("w", 2, template=template)
 
     async def withdrawn() -> bool:
-        return (await tenant.get("w")).get("status", {}).get("attempt", 0) >= 1
+        return bool((await tenant.get("w")).get("status", {}).get("attempt", 0) >= 1)
 
     await eventually(withdrawn, 40, lambda: "the first Job was not withdrawn")
     raw = await tenant.get("w")

@@ -25,13 +25,13 @@ async def until_job(tenant: Tenant, workload: str, **wanted: int) -> None:
 async def rounds(tenant: Tenant, name: str) -> None:
     """The ledger has looked at everything since: it placed two others, one after the other."""
     for other in (f"{name}-1", f"{name}-2"):
-        await tenant.apply(other, nodeSelector={"pool": tenant.namespace, "for": "others"})
+        await tenant.apply(other, nodeSelector={"pool": tenant.namespace, "whose": "others"})
         await tenant.until(other, phase="Succeeded")
 
 
 async def test_a_slow_start_a_restart_and_a_slow_end_are_shown_as_what_they_are(tenant: Tenant) -> None:
     await tenant.node("a", 1, kubelet=False)
-    await tenant.node("b", 1, **{"for": "others"})
+    await tenant.node("b", 1, whose="others")
     async with tenant.phases() as shown:
         selector = {"pool": tenant.namespace, "kubernetes.io/hostname": f"{tenant.namespace}-a"}
         uid = (await tenant.apply("w", nodeSelector=selector))["metadata"]["uid"]

@@ -19,6 +19,10 @@ def fleet(*workloads: tuple[str, int]) -> Fleet:
     return Fleet.of(NODES, workloads or [("a", 1), ("b", 2)])
 
 
+def state(of: Fleet) -> str:
+    return of.items["a"].state
+
+
 def shown(target: Fleet, now: float, width: int) -> str:
     console = Console(width=width, file=io.StringIO(), record=True, force_terminal=True)
     console.print(view.picture(target, now, title="t", width=width))
@@ -29,13 +33,13 @@ def test_a_life() -> None:
     one = fleet()
     one.applied("a", 0.0)
     one.job("a", 0, "n1", 1.0)
-    assert one.items["a"].state == "starting"
+    assert state(one) == "starting"
     one.pod("u1", "a", 0, "", False, 1.1)
     assert not one.used()
     one.pod("u1", "a", 0, "n1", False, 1.2)
     assert one.used() == {"T4": 1}
     one.pod("u1", "a", 0, "n1", True, 1.3)
-    assert one.items["a"].state == "running"
+    assert state(one) == "running"
     one.pod_gone("u1", "a", 0, 5.0)
     assert one.items["a"].state == "closing"
     assert one.used()["T4"] == 0

@@ -11,10 +11,10 @@ import random
 import shutil
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 import pytest
 
@@ -67,7 +67,10 @@ async def connected(stack: Stack) -> AsyncIterator[KubeClient]:
         yield kube
 
 
-async def insist(call, *arguments, **keywords):  # type: ignore[no-untyped-def]  # passes on whatever `call` takes
+P = ParamSpec("P")
+
+
+async def insist(call: Callable[P, Awaitable[Any]], *arguments: P.args, **keywords: P.kwargs) -> Any:
     """The test's own requests go through the same outages: they are repeated until they are answered."""
     while True:
         try:

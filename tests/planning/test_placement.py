@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -104,8 +105,10 @@ def test_who_has_a_job_is_followed_by_its_own_workflow() -> None:
 def test_the_next_job_follows_only_when_the_old_ones_pods_are_gone() -> None:
     old = job("a", "n", 0, finished="Failed")
     ledger = Ledger(turns={"a": Turn(1, 1)})
-    for jobs, pods in ([[old], []], [[], [pod("p", "n", of=old, terminating=True)]]):
-        decision = round_of(snapshot([node("n")], [workload("a")], jobs=jobs, pods=pods), ledger)
+    still_a_job = snapshot([node("n")], [workload("a")], jobs=[old])
+    only_its_pod = snapshot([node("n")], [workload("a")], pods=[pod("p", "n", of=old, terminating=True)])
+    for seen in (still_a_job, only_its_pod):
+        decision = round_of(seen, ledger)
         assert [w.reason for w in decision.waiting] == ["WaitingForPods"] and decision.queued == 1
         assert decision.seen == []
     decision = round_of(snapshot([node("n")], [workload("a")]), ledger)
@@ -284,7 +287,7 @@ def test_withdrawing_and_seeing_in_one_round_keeps_the_next_turn() -> None:
     assert after_deciding(ledger, decision) == Ledger(turns={"a": Turn(1, 0)})
 
 
-def candidate(name: str, free: int, *, cpu: int = 64_000, **labels: str) -> Candidate:
+def candidate(name: str, free: int, labels: Mapping[str, str] = {}, *, cpu: int = 64_000) -> Candidate:
     return Candidate(node(name, labels=labels), Resources(free, cpu, 256 * GIB, 110))
 
 
@@ -311,7 +314,7 @@ def test_least_loaded_spreads_equal_nodes_in_turn() -> None:
 
 def test_cost_optimized_takes_cheap_nodes_first() -> None:
     cheap = {"gpu-orchestrator/cheap-node": "true"}
-    assert choose("costOptimized", [candidate("a", 8), candidate("b", 1, **cheap), candidate("c", 2, **cheap)]) == "c"
+    assert choose("costOptimized", [candidate("a", 8), candidate("b", 1, cheap), candidate("c", 2, cheap)]) == "c"
     assert choose("costOptimized", [candidate("a", 8), candidate("b", 1)]) == "a"
 
 
