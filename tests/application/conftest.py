@@ -15,6 +15,7 @@ from kube.client import KubeClient
 from kube.errors import NotFound
 from kube.resources import GPUWORKLOADS, NAMESPACES, NODES
 from stack import Stack, UpOptions
+from tests.application.clock import Clock
 from tests.application.collector import Collector
 from tests.application.tenant import Tenant
 
@@ -29,14 +30,20 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.fixture(scope="session")
-def deployed(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Stack]:
+def clock(tmp_path_factory: pytest.TempPathFactory) -> Clock:
+    """The wall clock of controller and worker."""
+    return Clock(tmp_path_factory.mktemp("clock"))
+
+
+@pytest.fixture(scope="session")
+def deployed(tmp_path_factory: pytest.TempPathFactory, collector: Collector, clock: Clock) -> Iterator[Stack]:
     """One installation for all tests of this folder: each test has a namespace and nodes of its own."""
     stack = Stack(tmp_path_factory.mktemp("application"))
     options = UpOptions(end_with_caller=True, etcd_fsync=False)
     stack.up(
         options,
         processes=lambda endpoints: [
-            replace(spec, env={**spec.env, "OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint})
+            replace(spec, env={**spec.env, **clock.environment, "OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint})
             for spec in application_processes(endpoints, options)
         ],
         after_up=lambda endpoints: after_up(endpoints, SETTINGS),
