@@ -176,7 +176,8 @@ def rows(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         ]
     lines.append(("most GPUs in use", _n(gpus["most_in_use"]), f"of {given['gpus']:,}"))
     if idle := gpus["unallocated_while_waiting"]:
-        note = f"while {idle['waiting_at_fullest']:,} workloads waited"
+        waited = idle["waiting_at_fullest"]
+        note = f"while {waited:,} {'workload' if waited == 1 else 'workloads'} waited"
         lines.append(("GPUs left unallocated", _n(idle["at_fullest"]), f"at the fullest moment, {note}"))
         if "mean_while_waiting" in idle:
             after = f"on average in the {idle['seconds_full_and_waiting']:.0f} s from then on while any waited"

@@ -130,7 +130,7 @@ def test_the_children_die_with_a_killed_supervisor_and_up_starts_anew(light: Sta
     own = json.loads(light.layout.supervisor.read_text())
     os.kill(own["pid"], signal.SIGKILL)
     wait_for(lambda: start_time(child) is None)
-    assert not light.running
+    wait_for(lambda: not light.running)  # a child may be gone before the last of its parent is
     assert [status.state for status in light.status()] == ["stopped"]
     options = outside.options  # type: ignore[attr-defined]
     light.up(options)
