@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import re
-import zlib
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 
 import pytest
 
 from berth.cli.application import after_up, application_processes
-from berth.process import ProcessOptions, connect_temporal
-from kube.client import KubeClient
-from kube.errors import NotFound
-from kube.resources import GPUWORKLOADS, NAMESPACES, NODES
 from stack import Stack, UpOptions
 from tests.application.clock import Clock
 from tests.application.collector import Collector
-from tests.application.tenant import Tenant
+from tests.application.tenant import Tenant, tenancy
 
 # Short, so that tests of the bind deadline need not wait half a minute.
 SETTINGS = {"bindDeadlineSeconds": 4}
@@ -54,23 +48,6 @@ def deployed(tmp_path_factory: pytest.TempPathFactory, collector: Collector, clo
 
 @pytest.fixture
 async def tenant(deployed: Stack, request: pytest.FixtureRequest) -> AsyncIterator[Tenant]:
-    endpoints = deployed.endpoints
-    kubeconfig = endpoints.kubeconfig("admin")
-    temporal = await connect_temporal(
-        ProcessOptions(temporal_address=endpoints.temporal_address, temporal_namespace=endpoints.temporal_namespace)
-    )
-    words = re.sub(r"[^a-z0-9]+", "-", request.node.name.removeprefix("test_").lower()).strip("-")
-    namespace = f"{words[:40].strip('-')}-{zlib.crc32(words.encode()):08x}"
-    async with await KubeClient.connect(kubeconfig) as kube:
-        await kube.create(NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
-        mine = Tenant(deployed, kube, temporal, namespace)
+    async with tenancy(deployed, request.node.name.removeprefix("test_")) as mine:
         yield mine
-        # A failed test must not hand its load to the next one.
-        for workload in (await kube.list(GPUWORKLOADS, namespace))[0]:
-            try:
-                await mine.delete(workload["metadata"]["name"])
-            except NotFound:
-                continue
-        nodes, _ = await kube.list(NODES, label_selector=f"pool={namespace}")
-        for node in nodes:
-            await kube.delete(NODES, node["metadata"]["name"])
+        await mine.leave()

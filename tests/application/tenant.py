@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,11 +17,12 @@ from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.messages import workload_id
+from berth.process import ProcessOptions, connect_temporal
 from crds.gpuworkload import API_VERSION, KIND
 from kube.client import KubeClient
 from kube.errors import NotFound
 from kube.reflector import Change, Reflector
-from kube.resources import EVENTS, GPUWORKLOADS, JOBS, NODES, PODS
+from kube.resources import EVENTS, GPUWORKLOADS, JOBS, NAMESPACES, NODES, PODS
 from planning.naming import WORKLOAD_LABEL
 from stack import SimulatedNode, Stack, node_manifest
 
@@ -144,6 +147,14 @@ class Tenant:
 
         await eventually(nothing, seconds, lambda: "Jobs or pods are left")
 
+    async def leave(self) -> None:
+        """Deletes its workloads and its nodes: a failed test must not hand its load to the next one."""
+        for workload in (await self.kube.list(GPUWORKLOADS, self.namespace))[0]:
+            with contextlib.suppress(NotFound):
+                await self.delete(workload["metadata"]["name"])
+        for node in (await self.kube.list(NODES, label_selector=f"pool={self.namespace}"))[0]:
+            await self.kube.delete(NODES, node["metadata"]["name"])
+
     async def evict(self, workload: str) -> None:
         """Evicts the workload's pod, as a drain does."""
         name = await self.pod(workload)
@@ -171,6 +182,20 @@ class Tenant:
     async def events(self, name: str) -> list[dict[str, Any]]:
         items, _ = await self.kube.list(EVENTS, self.namespace)
         return [e for e in items if e.get("regarding", {}).get("name") == name and e["regarding"]["kind"] == KIND]
+
+
+@contextlib.asynccontextmanager
+async def tenancy(stack: Stack, name: str) -> AsyncIterator[Tenant]:
+    """A tenant whose namespace is called after `name`, on a stack where berth is installed."""
+    endpoints = stack.endpoints
+    temporal = await connect_temporal(
+        ProcessOptions(temporal_address=endpoints.temporal_address, temporal_namespace=endpoints.temporal_namespace)
+    )
+    words = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    namespace = f"{words[:40].strip('-')}-{zlib.crc32(words.encode()):08x}"
+    async with await KubeClient.connect(endpoints.kubeconfig("admin")) as kube:
+        await kube.create(NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+        yield Tenant(stack, kube, temporal, namespace)
 
 
 def type_name(number: EventType.ValueType) -> str:
