@@ -137,8 +137,10 @@ class Controller:
     async def _repair(self, followed: set[str]) -> None:
         jobs = sweep.by_workload(self.jobs.items.values())
         route = sweep.repairs(self.workloads.items, jobs, followed)
-        # Version 0: a sweep brings no news, and whoever waited for this list's version might wait for a bookmark.
-        self.poker.concern(route, "gpuworkloads", 0)
+        # What is found here a worker whose watches come back later does not know yet, and nobody tells it again. It is
+        # told an object's version, for whoever waited for the list's might wait for a bookmark.
+        self.poker.concern(route, "gpuworkloads", self.workloads.newest)
+        self.poker.concern(route, "jobs", self.jobs.newest)
         tidied = await sweep.tidy_tombstones(self._kube, self.workloads.items, jobs, followed)
         log.info("sweep: %d workloads poked, %d leftovers removed", len(route.workloads), tidied)
 

@@ -107,6 +107,11 @@ class Reflector(Generic[T]):
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self.items: Mapping[str, T] = MappingProxyType(self._items)
 
+    @property
+    def newest(self) -> int:
+        """The newest version among what is kept. Every watch brings it; the list's own perhaps only a bookmark."""
+        return max(self._versions.values(), default=0)
+
     def healthy(self, within: float = 150.0) -> bool:
         """Whether the picture is complete and the server was heard of in the last `within` seconds (bookmarks come
         about every 60)."""

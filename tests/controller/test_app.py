@@ -59,18 +59,19 @@ async def test_a_sweep_waits_for_temporal(away: Exception, monkeypatch: pytest.M
     assert due.poke.begin
 
 
-async def test_sweeps_bring_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sweeps_bring_the_newest_objects_version_and_not_the_lists() -> None:
     temporal = FakeTemporal()
     mine = controller(temporal)
     mine.workloads._put("u", 900, replace(WORKLOAD, caught_up=False))
-    mine.jobs._put("j", 900, JOB)
+    mine.jobs._put("i", 700, replace(JOB, uid="i", workload_uid="t"))
+    mine.jobs._put("j", 800, JOB)
     mine.poker._workloads.clear()
     mine.poker._ledger_seen = None
     sweeping = asyncio.create_task(mine._sweeps())
     await until(lambda: mine.poker.pending == 2)
     sweeping.cancel()
-    assert mine.poker._ledger_seen == {"gpuworkloads": 0}
-    assert mine.poker._workloads["u"].seen == {"gpuworkloads": 0}
+    assert mine.poker._ledger_seen == {"gpuworkloads": 900, "jobs": 800}
+    assert mine.poker._workloads["u"].seen == {"gpuworkloads": 900, "jobs": 800}
 
 
 async def test_a_verdict_is_looked_for_twice_and_soon(monkeypatch: pytest.MonkeyPatch) -> None:
