@@ -16,9 +16,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
-import click
 import pytest
 import typer
+import typer.core
 import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -113,7 +113,7 @@ def commands() -> dict[str, set[str]]:
     from berth.cli import command_line
 
     group = typer.main.get_command(command_line())
-    assert isinstance(group, click.Group)
+    assert isinstance(group, typer.core.TyperGroup)
     return {
         name: {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
         for name, command in group.commands.items()
