@@ -20,6 +20,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from temporalio import activity
 from temporalio.client import Client
 from temporalio.common import WorkflowIDReusePolicy
+from temporalio.service import RPCError
 
 from activities.cache import ClusterCache
 from activities.messages import WorkloadState, workload_attributes, workload_id
@@ -108,7 +109,7 @@ class Placements:
             # Withdrawals first: what they free, later rounds give away.
             await self._each(decision.withdrawals, lambda w: self._withdraw(w, done))
             await self._each(decision.assignments, lambda a: self._assign(a, request.traces.get(a.uid), done))
-            await self._each([*decision.verdicts, *done.refused], self._tell)
+            await self._each([*decision.verdicts, *done.refused], lambda v: self._tell(v, done))
             await self._each(decision.examine, lambda entry: self._examine(entry, done))
             await self._each(decision.waiting, self._tell_waiting)
             await self._show(decision.assignments, done)
@@ -135,6 +136,8 @@ class Placements:
                     log.exception("%s: given up after %d tries", type(entry).__name__, ATTEMPTS)
                 except KubeError as refused:
                     log.warning("%s: %s", type(entry).__name__, refused)
+                except RPCError:
+                    raise  # a verdict: the ledger holds its workload, which must therefore hear of it
                 except Exception:  # a defect, at one object: all others should still be placed and told
                     if isinstance(entry, Assignment):
                         raise
@@ -284,20 +287,28 @@ class Placements:
                 regarding=reference(view), type="Warning", reason="Withdrawn", action="Place", note=withdrawal.message
             )
 
-    async def _tell(self, verdict: Verdict) -> None:
-        """Hands the workload to its own workflow, which counts the verdict and waits out the back-off."""
+    async def _tell(self, verdict: Verdict, done: CarriedOut) -> None:
+        """Hands the workload to its own workflow, which counts the verdict and waits out the back-off. If Temporal
+        keeps refusing that, the ledger must not go on holding a workload that will never come back to it.
+        """
         ref = WorkloadRef(verdict.uid, verdict.namespace, verdict.name)
-        await self._temporal.start_workflow(
-            "GPUWorkload",
-            WorkloadState(ref, turn=verdict.turn),
-            id=workload_id(verdict.uid),
-            task_queue=TASK_QUEUE,
-            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
-            search_attributes=workload_attributes(ref, "", "Pending"),
-            static_summary=f"{verdict.namespace}/{verdict.name}",
-            start_signal="verdict",
-            start_signal_args=[verdict],
-        )
+        try:
+            await self._temporal.start_workflow(
+                "GPUWorkload",
+                WorkloadState(ref, turn=verdict.turn),
+                id=workload_id(verdict.uid),
+                task_queue=TASK_QUEUE,
+                id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+                search_attributes=workload_attributes(ref, "", "Pending"),
+                static_summary=f"{verdict.namespace}/{verdict.name}",
+                start_signal="verdict",
+                start_signal_args=[verdict],
+            )
+        except RPCError as refused:
+            if activity.info().attempt < ATTEMPTS:
+                raise
+            log.warning("the verdict about %s/%s is decided anew: %s", verdict.namespace, verdict.name, refused)
+            done.stale.append(verdict.uid)
 
     async def _examine(self, entry: Waiting, done: CarriedOut) -> None:
         """Asks the API server, by a Job that is not made, whether a template would do."""

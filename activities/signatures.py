@@ -77,7 +77,7 @@ class CarriedOut:
     """
 
     made: dict[str, int] = field(default_factory=dict)  # the Job's resourceVersion, by workload UID
-    stale: list[str] = field(default_factory=list)  # changed or gone meanwhile, nothing was done: decide again
+    stale: list[str] = field(default_factory=list)  # changed, gone or out of reach, nothing was done: decide again
     refused: list[Verdict] = field(default_factory=list)  # the API server refused the Job
     accepted: dict[str, int] = field(default_factory=dict)  # template taken in a dry run, by UID -> generation
     rejected: dict[str, int] = field(default_factory=dict)  # template refused in a dry run, by UID -> generation

@@ -54,15 +54,17 @@ def after_carrying_out(
     made: Mapping[str, int],
 ) -> Ledger:
     """The ledger once the decision's effects are known. A stale or refused assignment has no Job: its promise ends.
+    A stale verdict reached nobody: its workload is not held.
 
     `made`: the resourceVersions of the Jobs that were created, by workload UID.
     """
     in_flight, held = dict(ledger.in_flight), dict(ledger.held)
-    for uid in stale:
-        in_flight.pop(uid, None)
     for verdict in refused:
         in_flight.pop(verdict.uid, None)
         held[verdict.uid] = verdict.turn
+    for uid in stale:
+        in_flight.pop(uid, None)
+        held.pop(uid, None)
     known = {uid: version for uid, version in {**ledger.made, **made}.items() if uid in in_flight}
     return Ledger(
         in_flight, ledger.turns, held, {**ledger.accepted, **accepted}, {**ledger.rejected, **rejected}, known

@@ -31,6 +31,9 @@ from planning.model import Decision
 # Assignments per round: large enough to share a round's events, small enough that the round is soon over, for a GPU
 # that comes free meanwhile waits for the next. Jobs are made 32 at once, and statuses that lag are written after them.
 ROUND_LIMIT = 100
+# Promises that may wait to be seen at once. They are carried in the history (400 bytes each), and while the planner's
+# watch is silent none of them is seen.
+PROMISES = 1000
 # While somebody waits, look again this often even if no poke came: a lost poke costs a minute, not a day.
 RECHECK = timedelta(seconds=60)
 # After a round that could not see the latest news.
@@ -108,13 +111,14 @@ class Placement:
     async def _round(self) -> None:
         self._poked = False
         fresh, self._state.fresh = self._state.fresh, {}
+        limit = max(0, min(ROUND_LIMIT, PROMISES - len(self._state.ledger.in_flight)))
         result = await workflow.execute_activity(
             DECIDE,
             DecideRequest(
                 ledger=self._state.ledger,
                 fresh=fresh,
                 at_least=self._state.versions,
-                limit=ROUND_LIMIT,
+                limit=limit,
                 seed=workflow.random().getrandbits(63),
             ),
             result_type=DecideResult,
@@ -156,7 +160,7 @@ class Placement:
             self._poked |= bool(decision.examine) or done.shown >= STATUS_LIMIT
         for uid in decision.forget:
             self._traces.pop(uid, None)
-        if decision.more:
+        if decision.more and limit:  # else it goes on when promises were seen, of which pokes tell
             self._poked = True
         self._describe()
 

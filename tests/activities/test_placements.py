@@ -8,12 +8,25 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from temporalio.service import RPCError, RPCStatusCode
 from temporalio.testing import ActivityEnvironment
 
 from activities.placements import ATTEMPTS, Placements
 from activities.signatures import STATUS_LIMIT, CarryOut
 from kube.errors import Conflict, Forbidden, Unavailable
-from planning.model import Assignment, Decision, JobView, Resources, Turn, Waiting, Withdrawal, WorkloadView
+from planning.ledger import after_carrying_out, after_deciding
+from planning.model import (
+    Assignment,
+    Decision,
+    JobView,
+    Ledger,
+    Resources,
+    Turn,
+    Verdict,
+    Waiting,
+    Withdrawal,
+    WorkloadView,
+)
 from planning.views import workload_view
 
 
@@ -46,9 +59,11 @@ class Cache:
         return None
 
 
-def carry_out(decision: Decision, attempt: int = 1, *, cache: Cache | None = None, kube: Any = None) -> Any:
+def carry_out(
+    decision: Decision, attempt: int = 1, *, cache: Cache | None = None, kube: Any = None, temporal: Any = None
+) -> Any:
     events = SimpleNamespace(record=lambda **_: None)
-    placements = Placements(cast(Any, cache or Cache()), cast(Any, kube or Away()), cast(Any, None), cast(Any, events))
+    placements = Placements(cast(Any, cache or Cache()), cast(Any, kube or Away()), temporal, cast(Any, events))
     environment = ActivityEnvironment()
     environment.info = replace(environment.info, attempt=attempt)
     return environment.run(placements.carry_out, CarryOut(decision))
@@ -98,6 +113,30 @@ async def test_a_status_that_cannot_be_written_holds_up_nobody() -> None:
     waiting = Waiting("u", "ns", "w", 1, "WaitingForCapacity", "m")
     done = await carry_out(Decision(waiting=[waiting]), ATTEMPTS)
     assert done.stale == []
+
+
+class Refusing:
+    """A Temporal that takes no signal."""
+
+    async def start_workflow(self, *_: Any, **__: Any) -> None:
+        raise RPCError("away", RPCStatusCode.UNAVAILABLE, b"")
+
+
+VERDICT = Verdict("u", "ns", "w", Turn(), "NoSuitableNode", "m", 1)
+
+
+async def test_a_verdict_that_temporal_does_not_take_is_tried_again() -> None:
+    with pytest.raises(RPCError):
+        await carry_out(Decision(verdicts=[VERDICT]), temporal=Refusing())
+
+
+async def test_a_verdict_that_reaches_nobody_holds_nobody() -> None:
+    decision = Decision(verdicts=[VERDICT])
+    done = await carry_out(decision, ATTEMPTS, temporal=Refusing())
+    held = after_deciding(Ledger(), decision)
+    assert held.held == {"u": Turn()}
+    after = after_carrying_out(held, done.stale, done.refused, done.accepted, done.rejected, done.made)
+    assert after.held == {}
 
 
 WITHDRAWAL = Withdrawal("u", "ns", "w", "w-u-0", "j", Turn(1), "m", job_version=5)
