@@ -28,11 +28,10 @@ from berth.cli.application import after_up, application_processes
 from controller.outage import ANSWER
 from kube.errors import KubeError
 from kube.resources import GPUWORKLOADS
-from planning.naming import ATTEMPT_LABEL, WORKLOAD_UID_LABEL
 from stack import Stack, UpOptions
 from tests.application.tenant import Tenant, condition, eventually, tenancy
 from tests.faults.checker import check
-from tests.faults.revisions import Revision, history
+from tests.faults.revisions import history, runs_of
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="module")]
 
@@ -331,14 +330,3 @@ async def tried_often(tenant: Tenant) -> None:
 
 async def lasts(began: float, seconds: float) -> None:
     await asyncio.sleep(max(0.0, began + seconds - time.monotonic()))
-
-
-def runs_of(revisions: list[Revision]) -> dict[str, list[int]]:
-    """The attempt of each pod that ran, by its workload's UID. (A Job may never tell of one that ran for a second.)"""
-    ran: dict[str, dict[str, int]] = {}
-    for revision in revisions:
-        if revision.kind == "pod" and revision.value is not None and revision.value["status"]["phase"] == "Running":
-            meta = revision.value["metadata"]
-            mine = ran.setdefault(meta["labels"][WORKLOAD_UID_LABEL], {})
-            mine[meta["uid"]] = int(meta["labels"][ATTEMPT_LABEL])
-    return {workload: sorted(pods.values()) for workload, pods in ran.items()}

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from planning.naming import ATTEMPT_LABEL, WORKLOAD_UID_LABEL
 from stack import Endpoints
 
 PREFIXES = {
@@ -97,3 +98,14 @@ def _last_change(endpoints: Endpoints, context: ssl.SSLContext, prefix: str) -> 
 
 def _b64(text: str) -> str:
     return base64.b64encode(text.encode()).decode()
+
+
+def runs_of(revisions: list[Revision]) -> dict[str, list[int]]:
+    """The attempt of each pod that ran, by its workload's UID. (A Job may never tell of one that ran for a second.)"""
+    ran: dict[str, dict[str, int]] = {}
+    for revision in revisions:
+        if revision.kind == "pod" and revision.value is not None and revision.value["status"]["phase"] == "Running":
+            meta = revision.value["metadata"]
+            mine = ran.setdefault(meta["labels"][WORKLOAD_UID_LABEL], {})
+            mine[meta["uid"]] = int(meta["labels"][ATTEMPT_LABEL])
+    return {workload: sorted(pods.values()) for workload, pods in ran.items()}
