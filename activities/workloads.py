@@ -24,7 +24,8 @@ from planning import status
 from planning.failures import failure_detail
 from planning.lifecycle import FailureDetail, Observation, Step, next_step
 from planning.model import JobView, Turn, WorkloadView
-from planning.views import workload_view
+from planning.naming import WORKLOAD_UID_LABEL, label_value
+from planning.views import job_view, workload_view
 
 # Just under the eight seconds after which the SDK extends a workflow task: giving up earlier costs a timer and one more
 # look, six events, and a busy worker's watches may well be some seconds behind.
@@ -61,7 +62,7 @@ class Workloads:
         result = "error"
         try:
             behind = bool(await self._cache.reach(request.fresh, CATCH_UP))
-            followed = await self._look(request)
+            followed = await self._look(request, behind=behind)
             result = followed.next
             if behind and followed.next == "wait":
                 return Followed(followed.next, followed.phase, followed.message, followed.turn, 2.0, followed.node)
@@ -69,9 +70,15 @@ class Workloads:
         finally:
             _seconds.record(time.perf_counter() - began, {"result": result})
 
-    async def _look(self, request: FollowRequest, *, anew: bool = False) -> Followed:
-        """`anew`: read the workload from the API server, because the cache was seen to be behind."""
+    async def _look(self, request: FollowRequest, *, behind: bool, anew: bool = False) -> Followed:
+        """`behind`: the cache has not seen the news that the poke was about. `anew`: read the workload from the API
+        server, because it changed since the cache looked.
+        """
         view, jobs = await self._workload(request.ref.uid, request.ref.namespace, request.ref.name, anew=anew)
+        if view is not None and view.deleting and not jobs:
+            # A Job that nobody saw would be left to Kubernetes' garbage collector, and without its workload it claims
+            # nothing while it still holds its GPUs. So a teardown believes the API server alone that none is left.
+            jobs = await self._jobs_left(view)
         verdict = request.verdict
         if verdict is not None and view is not None and view.generation > verdict.generation > 0:
             # The spec was edited since: whatever the verdict was about is no more. Back to the queue, uncounted.
@@ -89,11 +96,11 @@ class Workloads:
         step = next_step(seen, request.turn, verdict, request.jitter)
         if step.kind == "queued" and not anew:
             # Without a Job it may also have ended, in a look whose result was lost, and tombstones are not poked.
-            return await self._look(request, anew=True)
-        return await self._carry_out(step, view, request, anew=anew)
+            return await self._look(request, behind=behind, anew=True)
+        return await self._carry_out(step, view, request, behind=behind, anew=anew)
 
     async def _carry_out(
-        self, step: Step, view: WorkloadView | None, request: FollowRequest, *, anew: bool
+        self, step: Step, view: WorkloadView | None, request: FollowRequest, *, behind: bool, anew: bool
     ) -> Followed:
         namespace = request.ref.namespace
         raw: dict[str, Any] | None = None
@@ -103,7 +110,7 @@ class Workloads:
             if raw is None:
                 # Somebody wrote meanwhile: decide again on what is there now.
                 if not anew:
-                    return await self._look(request, anew=True)
+                    return await self._look(request, behind=behind, anew=True)
                 return Followed("wait", view.phase, step.message, request.turn, 2.0, step.node)
             self._cache.workloads.observe(raw)
             self._tell(step, view)
@@ -130,6 +137,9 @@ class Workloads:
                 return Followed("end", step.phase, step.message, step.turn, node=step.node)
             case "tear_down":
                 await self._delete(step, namespace, request.ref.uid)
+                if step.done and behind:
+                    message = "deleting: this worker has not seen the latest news of it; it looks again"
+                    return Followed("wait", "Deleting", message, step.turn)
                 if step.done and view is not None and await remove_finalizer(self._kube, view, raw):
                     return Followed("end", "Deleted", step.message, step.turn)
                 return Followed("wait", "Deleting", step.message, step.turn, LOOK_AGAIN)
@@ -173,6 +183,12 @@ class Workloads:
         except NotFound:
             return None, jobs
         return (workload_view(raw) if raw["metadata"]["uid"] == uid else None), jobs
+
+    async def _jobs_left(self, view: WorkloadView) -> tuple[JobView, ...]:
+        """The workload's Jobs as the API server has them. Only deletions pay for this list."""
+        selector = f"{WORKLOAD_UID_LABEL}={label_value(view.uid)}"
+        found, _ = await self._kube.list(JOBS, view.namespace, label_selector=selector)
+        return tuple(job for raw in found if (job := job_view(raw)) is not None)
 
     async def _failure(self, job: JobView) -> FailureDetail | None:
         """What the failed container left. Only failures pay for this list."""

@@ -7,10 +7,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 from temporalio.testing import ActivityEnvironment
 
+from activities import workloads as module
 from activities.cache import ClusterCache
-from activities.signatures import Followed, FollowRequest, WorkloadRef
+from activities.signatures import Followed, FollowRequest, Versions, WorkloadRef
 from activities.workloads import Workloads
 from kube.errors import NotFound
 from planning.model import JobView, Resources, Turn
@@ -21,15 +23,21 @@ FORGED = replace(REAL, uid="evil", namespace="attacker", name="evil", attempt=99
 
 
 class Server:
-    """Takes note of every write."""
+    """Takes note of every write, and of every list. `jobs` are those that it has, whatever a cache shows."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, jobs: tuple[dict[str, Any], ...] = (), workload: dict[str, Any] | None = None) -> None:
+        self.jobs, self.workload = list(jobs), workload or stored()
         self.patched: list[tuple[str, str]] = []
         self.deleted: list[tuple[str, str]] = []
+        self.listed: list[tuple[str, str]] = []
+        self.finalizers: list[list[str]] = []
 
     async def merge_patch(self, _: Any, name: str, namespace: str, body: dict[str, Any], **__: Any) -> dict[str, Any]:
-        self.patched.append((namespace, body.get("status", {}).get("phase", "")))
-        return stored()
+        if "finalizers" in body["metadata"]:
+            self.finalizers.append(body["metadata"]["finalizers"])
+        else:
+            self.patched.append((namespace, body["status"]["phase"]))
+        return self.workload
 
     async def delete(self, _: Any, name: str, namespace: str, **__: Any) -> None:
         self.deleted.append((namespace, name))
@@ -37,30 +45,36 @@ class Server:
     async def get(self, _: Any, name: str, namespace: str) -> dict[str, Any]:
         if namespace != "ns":
             raise NotFound("no such object", reason="NotFound", request=name)
-        return stored()
+        return self.workload
+
+    async def list(self, resource: Any, namespace: str, *, label_selector: str) -> tuple[list[dict[str, Any]], int]:
+        self.listed.append((resource.plural, label_selector))
+        return [job for job in self.jobs if job["metadata"]["namespace"] == namespace], 10
 
 
-def stored() -> dict[str, Any]:
+def stored(**metadata: Any) -> dict[str, Any]:
     return {
         "metadata": {
             "uid": "u", "namespace": "ns", "name": "w", "generation": 1, "resourceVersion": "7",
-            "creationTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["gpu.warp.dev/finalizer"],
+            "creationTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["gpu.warp.dev/finalizer"], **metadata,
         },
         "spec": {"modelName": "m", "gpuCount": 1},
         "status": {"phase": "Scheduled"},
     }  # fmt: skip
 
 
-async def look(namespace: str, server: Server) -> Followed:
+async def look(
+    namespace: str, server: Server, jobs: tuple[JobView, ...] = (REAL, FORGED), fresh: Versions | None = None
+) -> Followed:
     cache = ClusterCache(cast(Any, None))
     for reflector in cache.reflectors.values():
         reflector.synced.set()
-    cache.workloads._put("u", 7, workload_view(stored()))
-    for job in (REAL, FORGED):
+    cache.workloads._put("u", 7, workload_view(server.workload))
+    for job in jobs:
         cache.jobs._put(job.uid, 5, job)
     events = SimpleNamespace(record=lambda **_: None)
     workloads = Workloads(cache, cast(Any, server), cast(Any, None), cast(Any, events))
-    request = FollowRequest(WorkloadRef("u", namespace, "w"), Turn(), {}, 0.0)
+    request = FollowRequest(WorkloadRef("u", namespace, "w"), Turn(), fresh or {}, 0.0)
     followed: Followed = await ActivityEnvironment().run(workloads.follow, request)
     return followed
 
@@ -79,3 +93,55 @@ async def test_a_workflow_begun_for_a_forged_job_touches_its_own_namespace_only(
     assert (followed.next, followed.phase) == ("end", "Deleted")
     assert server.deleted == [("attacker", "evil")]
     assert server.patched == []
+
+
+DELETING = stored(deletionTimestamp="2026-01-01T01:00:00Z")
+UNSEEN = {
+    "metadata": {
+        "uid": "j", "namespace": "ns", "name": "w-u-0", "resourceVersion": "9",
+        "labels": {"gpu.warp.dev/workload-uid": "u", "gpu.warp.dev/attempt": "0"},
+    },
+}  # fmt: skip
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for a cache that is behind."""
+    monkeypatch.setattr(module, "CATCH_UP", 0.0)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_teardown_does_not_end_on_a_cache_that_is_behind() -> None:
+    server = Server(workload=DELETING)
+    followed = await look("ns", server, (), {"jobs": 9})
+    assert (followed.next, followed.phase, followed.within) == ("wait", "Deleting", 2.0)
+    assert "nothing is left" not in followed.message
+    assert server.finalizers == []
+
+
+async def test_a_teardown_ends_only_when_the_api_server_has_no_job_left() -> None:
+    server = Server(workload=DELETING, jobs=(UNSEEN,))
+    followed = await look("ns", server, ())
+    assert (followed.next, followed.message) == ("wait", "deleting: waiting for Job w-u-0 to go")
+    assert server.listed == [("jobs", "gpu.warp.dev/workload-uid=u")]
+    assert server.deleted == [("ns", "w-u-0")]
+    assert server.finalizers == []
+    server.jobs.clear()
+    followed = await look("ns", server, ())
+    assert (followed.next, followed.phase) == ("end", "Deleted")
+    assert server.finalizers == [[]]
+
+
+async def test_a_tombstones_teardown_takes_a_job_along_that_nobody_saw() -> None:
+    server = Server(workload={**DELETING, "status": {"phase": "Succeeded"}}, jobs=(UNSEEN,))
+    assert (await look("ns", server, ())).next == "end"
+    assert (server.deleted, server.finalizers) == ([("ns", "w-u-0")], [[]])
+
+
+async def test_success_asks_for_no_list() -> None:
+    server = Server()
+    ended = replace(REAL, finished="Complete", ready=False, finished_at=time.time())
+    assert (await look("ns", server, (ended,))).next == "end"
+    assert (server.listed, server.patched, server.deleted, server.finalizers) == (
+        [], [("ns", "Succeeded")], [("ns", "w-u-0")], [[]],
+    )  # fmt: skip
