@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from crds.gpuworkload import MAX_GPUS
-from planning.model import Assignment, JobView, Ledger, NodeView, PodView, Resources, Snapshot
+from planning.model import Assignment, JobView, Ledger, NodeView, PodView, Resources, Snapshot, WorkloadView
+from planning.naming import spec_hash
 
 
 @dataclass(slots=True)
@@ -88,12 +89,26 @@ def _claims(snapshot: Snapshot, mine: Belongings) -> Iterator[tuple[JobView, int
 
     Whoever may create Jobs can write berth's labels on one. So a Job counts only for a workload that exists in its
     namespace, the newest one only, and for no more GPUs than that workload wants; its pods count as anybody's do.
+
+    A Job of another spec is the exception: its workload may have wanted more until it was edited, and until the Job is
+    taken back its pod may still get them. That it is genuine cannot be told, so it claims what it asks for, but never
+    more than any workload can want. Whoever forges one gains nothing: a pod of their own takes as much.
     """
     for view in snapshot.workloads:
         jobs = [job for job in mine.jobs.get((view.namespace, view.uid), ()) if not job.finished]
         if jobs:
             newest = max(jobs, key=lambda job: (job.attempt, job.created, job.name))
-            yield newest, view.spec.gpu_count if view.spec is not None else MAX_GPUS
+            yield newest, _most(view, newest)
+
+
+def _most(view: WorkloadView, job: JobView) -> int:
+    """The most GPUs that this Job may claim for its workload."""
+    if view.spec is None:
+        return MAX_GPUS
+    # Most Jobs ask for just what is wanted; only the others are worth a hash.
+    if job.spec_hash and job.requests.gpus > view.spec.gpu_count and job.spec_hash != spec_hash(view.spec):
+        return MAX_GPUS
+    return view.spec.gpu_count
 
 
 def _whole(node: NodeView) -> Room:

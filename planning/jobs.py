@@ -97,6 +97,7 @@ def _manifest(workload: WorkloadView, turn: Turn, strategy: str, settings: Setti
         naming.MODEL_NAME_ANNOTATION: spec.model_name,
         naming.RETRIES_ANNOTATION: str(turn.retries),
         naming.STRATEGY_ANNOTATION: strategy,
+        naming.SPEC_HASH_ANNOTATION: naming.spec_hash(spec),
     }
     given = mapping((spec.template or {}).get("metadata"))
     metadata: Manifest = {

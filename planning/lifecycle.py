@@ -14,6 +14,7 @@ from typing import Literal
 from crds.gpuworkload import RetryPolicy
 from planning.backoff import delay
 from planning.model import JobView, NodeView, PodView, Turn, Verdict, WorkloadView
+from planning.naming import spec_hash
 
 StepKind = Literal["follow", "finish", "retry", "again", "suspend", "queued", "tear_down", "gone"]
 
@@ -23,6 +24,7 @@ NODE_LOST = "NodeLost"
 JOB_FAILED = "JobFailed"
 EVICTED = "Evicted"
 JOB_DELETED = "JobDeleted"
+SPEC_EDITED = "SpecEdited"
 DEADLINE_EXCEEDED = "DeadlineExceeded"
 MAX_RETRIES_EXCEEDED = "MaxRetriesExceeded"
 
@@ -139,10 +141,11 @@ def next_step(observation: Observation, turn: Turn, verdict: Verdict | None, jit
             # The ledger judged a turn that is over: it lost count. Told the turn, it looks anew.
             return Step("again", turn, phase="Scheduling", reason="Queued", message="back in the queue for a place")
         return Step("queued", turn, reason="Queued", message="in the queue for a place")
-    suspended = workload.spec is not None and workload.spec.suspend
-    # An older Job that goes on is one that the ledger made after it lost count; it is as good as any. A suspended
-    # one has most likely been taken back already, and the cache is behind: handed back again, it would be so for ever.
-    if newest.attempt < turn.attempt and (newest.finished or newest.deleting or suspended):
+    suspended, edited = workload.spec is not None and workload.spec.suspend, _edited(workload, newest)
+    # An older Job that goes on is one that the ledger made after it lost count; it is as good as any. If the workload
+    # was suspended or edited, it has most likely been taken back already, and the cache is behind: handed back again,
+    # it would be so for ever.
+    if newest.attempt < turn.attempt and (newest.finished or newest.deleting or suspended or edited):
         return Step(
             "queued", turn, phase="Scheduling", reason="WaitingForPods", delete=refs,
             message=f"waiting for the pods of Job {newest.name} to go",
@@ -159,7 +162,20 @@ def next_step(observation: Observation, turn: Turn, verdict: Verdict | None, jit
             turn=_after(newest, case),
             message=f"suspended; Job {newest.name} is taken back from node {newest.node}",
         )
+    if edited:
+        message = (
+            f"the spec was edited after Job {newest.name} had been made from it; the Job is taken back from node "
+            f"{newest.node} and the workload is placed anew with the spec as it is now"
+        )
+        return _again(newest, case, SPEC_EDITED, message)
     return _follow(case, workload, newest)
+
+
+def _edited(workload: WorkloadView, job: JobView) -> bool:
+    """Whether the Job was made from another spec. The API server refuses such edits only once the status tells of the
+    Job, a moment after it was made; followed, it would run a spec that is not in force, and a retry another one.
+    """
+    return bool(job.spec_hash) and workload.spec is not None and job.spec_hash != spec_hash(workload.spec)
 
 
 def _tombstone_again(workload: WorkloadView, turn: Turn, refs: tuple[JobRef, ...]) -> Step:

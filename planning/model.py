@@ -99,6 +99,7 @@ class JobView:
     active_deadline: int | None = None
     counted: bool = False  # the Job controller counted a pod of it, once or now
     strategy: str = ""
+    spec_hash: str = ""  # of the spec that it was made from; '' for a Job of an older build
 
 
 @dataclass(frozen=True, slots=True)

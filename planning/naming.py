@@ -7,9 +7,10 @@ a short hash of the original, so that different originals stay different.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 
-from crds.gpuworkload import GROUP
+from crds.gpuworkload import GROUP, MUTABLE, GPUWorkloadSpec
 
 FINALIZER = f"{GROUP}/finalizer"
 CONTROLLER_VALUE = "gpu-orchestrator"
@@ -27,6 +28,7 @@ RETRIES_ANNOTATION = f"{GROUP}/retries"
 STRATEGY_ANNOTATION = f"{GROUP}/strategy"  # on a Job: who chose its node; on a namespace: its default
 NODE_ANNOTATION = f"{GROUP}/node"
 REQUESTS_ANNOTATION = f"{GROUP}/requests"
+SPEC_HASH_ANNOTATION = f"{GROUP}/spec-hash"  # on a Job: of the spec that it was made from
 
 CONTAINER = "gpu-workload"
 JOB_SELECTOR = f"{CONTROLLER_LABEL}={CONTROLLER_VALUE}"
@@ -38,6 +40,15 @@ _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 def short_hash(text: str) -> str:
     """The first eight hex digits of the SHA-256 of `text`."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+
+
+def spec_hash(spec: GPUWorkloadSpec) -> str:
+    """Equal for specs that differ at most in what may change while there is a Job.
+
+    Defaults are left out: a field that a later build adds must not make a running Job look like another spec's.
+    """
+    given = spec.model_dump(by_alias=True, exclude_defaults=True)
+    return short_hash(json.dumps({key: value for key, value in given.items() if key not in MUTABLE}, sort_keys=True))
 
 
 def label_value(text: str) -> str:

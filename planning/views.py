@@ -19,6 +19,7 @@ from planning.naming import (
     NODE_ANNOTATION,
     REQUESTS_ANNOTATION,
     RETRIES_ANNOTATION,
+    SPEC_HASH_ANNOTATION,
     STRATEGY_ANNOTATION,
     WORKLOAD_UID_LABEL,
 )
@@ -129,6 +130,7 @@ def job_view(raw: object) -> JobView | None:
         active_deadline=deadline if isinstance(deadline, int) and not isinstance(deadline, bool) else None,
         counted=_counted(status),
         strategy=text(annotations.get(STRATEGY_ANNOTATION))[:63],
+        spec_hash=text(annotations.get(SPEC_HASH_ANNOTATION))[:63],
     )
 
 

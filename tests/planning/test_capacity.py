@@ -15,6 +15,7 @@ from planning.capacity import Belongings, Room, room, standing
 from planning.ledger import after_carrying_out, after_deciding, after_requeue
 from planning.lifecycle import Observation, Step, next_step
 from planning.model import Assignment, JobView, Ledger, NodeView, PodView, Snapshot, Turn, WorkloadView
+from planning.naming import spec_hash
 from planning.placement import decide
 from tests.planning.builders import NOW, SETTINGS, job, node, pod, promise, snapshot, workload
 
@@ -52,6 +53,20 @@ def test_a_job_claims_no_more_than_its_workload_wants_and_for_none_that_is_not_t
     assert left_on_n(snapshot([node("n", 8)], [broken], jobs=[forged])).gpus == 0
     many = [job("a", "n", attempt, gpus=2) for attempt in range(50)]
     assert left_on_n(snapshot([node("n", 8)], [workload("a", 2)], jobs=many)).gpus == 6, "the newest"
+
+
+def test_a_job_of_a_spec_that_was_edited_claims_what_it_was_made_for() -> None:
+    before, now = workload("a", 8), workload("a", 1, generation=2)
+    assert before.spec is not None
+    assert now.spec is not None
+    it = job("a", "n", gpus=8, spec_hash=spec_hash(before.spec))
+    assert left_on_n(snapshot([node("n", 8)], [now], jobs=[it])).gpus == 0
+    forged = replace(it, requests=replace(it.requests, gpus=1_000_000))
+    assert left_on_n(snapshot([node("n", 16)], [now], jobs=[forged])).gpus == 8, "no more than any workload can want"
+    many = [replace(job("a", "n", attempt, gpus=8), spec_hash="other") for attempt in range(50)]
+    assert left_on_n(snapshot([node("n", 16)], [now], jobs=many)).gpus == 8, "the newest"
+    told = replace(it, spec_hash=spec_hash(now.spec))
+    assert left_on_n(snapshot([node("n", 8)], [now], jobs=[told])).gpus == 7, "no more than its workload wants"
 
 
 def test_a_finished_job_holds_nothing_but_its_live_pods_do() -> None:
@@ -135,8 +150,12 @@ class World:
             if not carry_out or view is None or view.finished or assignment.job_name in self.jobs:
                 stale.append(assignment.uid)
                 continue
+            if view.generation != assignment.generation or view.spec is None:
+                stale.append(assignment.uid)
+                continue
             new = job(assignment.uid, assignment.node, assignment.turn.attempt, gpus=assignment.requests.gpus)
             new = replace(new, retries=assignment.turn.retries, requests=assignment.requests, created=self.now)
+            new = replace(new, spec_hash=spec_hash(view.spec))
             self.put("jobs", new.name, new)
             made[assignment.uid] = self.version
         self.ledger = after_carrying_out(self.ledger, stale, [], {}, {}, made)
@@ -186,7 +205,7 @@ class World:
                 self.ledger = after_requeue(self.ledger, uid, step.turn)
                 self.turns[uid] = step.turn
             if step.kind == "finish":
-                self.put("workloads", uid, replace(view, status={"phase": step.phase}))
+                self.put("workloads", uid, replace(self.workloads[uid], status={"phase": step.phase}))
             for ref in step.delete:
                 self.delete_job(ref.name)
 
@@ -210,6 +229,13 @@ class World:
         names = sorted(self.jobs)
         if names:
             self.delete_job(names[pick % len(names)])
+
+    def edit(self, pick: int) -> None:
+        """Somebody wants another number of GPUs, also while there is a Job of which no status tells yet."""
+        view = self.workloads[sorted(self.workloads)[pick % len(self.workloads)]]
+        if not view.finished and view.spec is not None:
+            spec = view.spec.model_copy(update={"gpu_count": 1 + pick % 4})
+            self.put("workloads", view.uid, replace(view, spec=spec, generation=view.generation + 1))
 
     # --- what must always hold --------------------------------------------------------------------------------------
 
@@ -235,7 +261,7 @@ class World:
 
 
 def act(world: World, code: int) -> None:
-    what, pick = code % 10, code // 10
+    what, pick = code % 11, code // 11
     actions: list[Callable[[], None]] = [
         world.decide,
         lambda: world.decide(carry_out=pick % 4 != 0),
@@ -247,6 +273,7 @@ def act(world: World, code: int) -> None:
         lambda: world.end_job(pick),
         world.follow,
         lambda: world.delete_a_job_by_hand(pick) if pick % 3 == 0 else setattr(world, "now", world.now + pick % 20),
+        lambda: world.edit(pick),
     ]
     actions[what]()
     world.check()
@@ -263,7 +290,7 @@ def test_no_gpu_is_promised_twice_and_everyone_ends(seed: int, wishes: list[int]
     )
     dice = random.Random(seed)  # long stories: hypothesis' own lists are mostly short
     for _ in range(dice.randrange(150)):
-        act(world, dice.randrange(400))
+        act(world, dice.randrange(440))
     for lap in range(400):  # from here on the world is fair: everything is delivered, every controller works
         if all(view.finished for view in world.workloads.values()):
             break

@@ -78,6 +78,22 @@ def test_the_owner_and_what_is_read_back() -> None:
     assert made["spec"]["template"]["metadata"]["labels"] == made["metadata"]["labels"]
 
 
+def test_a_job_tells_of_which_spec_it_is() -> None:
+    def told(gpus: int = 1, **spec: Any) -> str:
+        view = job_view(manifest(workload("a", gpus, spec=spec)))
+        assert view is not None
+        return view.spec_hash
+
+    assert told()
+    assert told() == told(suspend=True, priority="high", activeDeadlineSeconds=9)
+    assert told() == told(retryPolicy={"maxRetries": 3}), "what is given as its default is the same spec"
+    others = [
+        told(2), told(image="x"), told(args=["x"]), told(nodeSelector={"a": "b"}), told(retryPolicy={"maxRetries": 4}),
+        told(**template()), told(**template(newField=1)),
+    ]  # fmt: skip
+    assert len({told(), *others}) == 8
+
+
 def test_the_node_is_required_by_affinity_and_not_by_node_name() -> None:
     pod = pod_of(manifest(workload("a")))
     assert "nodeName" not in pod

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from planning.lifecycle import FailureDetail, JobRef, Observation, Step, next_step
 from planning.model import TOMBSTONES, JobView, Turn, Verdict, WorkloadView
+from planning.naming import spec_hash
 from tests.planning.builders import NOW, job, node, pod, taint, workload
 
 HERE = node("n")
@@ -113,6 +114,37 @@ def test_a_suspended_job_is_handed_back_once_however_long_its_end_stays_unseen()
     it = job("a", "n", 1, retries=1)
     step = look(workload("a", spec={"suspend": True}), it, turn=Turn(2, 1))
     assert (step.kind, step.turn, step.delete) == ("queued", Turn(2, 1), refs(it))
+
+
+def made_from(view: WorkloadView, attempt: int = 0, **changes: Any) -> JobView:
+    assert view.spec is not None
+    return job(view.uid, "n", attempt, spec_hash=spec_hash(view.spec), **changes)
+
+
+def test_a_job_of_a_spec_that_was_edited_is_taken_back_without_a_retry() -> None:
+    before, now = workload("a", spec={"image": "x"}), workload("a", spec={"image": "y"}, generation=2)
+    it = made_from(before, 1, retries=1, ready=True)
+    step = look(now, it)
+    assert (step.kind, step.phase, step.reason, step.turn, step.delete) == (
+        "again", "Scheduling", "SpecEdited", Turn(2, 1), refs(it),
+    )  # fmt: skip
+    assert step.message == (
+        "the spec was edited after Job a-a-1 had been made from it; the Job is taken back from node n "
+        "and the workload is placed anew with the spec as it is now"
+    )
+    assert look(before, it).kind == "follow"
+    assert look(now, replace(it, spec_hash="")).kind == "follow", "made by an older build"
+    assert look(now, replace(it, finished="Complete")).phase == "Succeeded"
+    assert look(replace(now, spec=None, invalid="x"), it).kind == "follow"
+    handed_back = look(now, it, turn=Turn(2, 1))
+    assert (handed_back.kind, handed_back.turn) == ("queued", Turn(2, 1)), "once, however long its end stays unseen"
+
+
+def test_what_may_change_while_there_is_a_job_takes_none_back() -> None:
+    it = made_from(workload("a", spec={"image": "x"}))
+    mutable = {"image": "x", "priority": "high", "activeDeadlineSeconds": 9}
+    assert look(workload("a", spec=mutable, generation=2), it).kind == "follow"
+    assert look(workload("a", spec={**mutable, "suspend": True}, generation=2), it).kind == "suspend"
 
 
 def test_a_job_deleted_by_hand_sends_the_workload_back_without_a_retry() -> None:

@@ -34,6 +34,12 @@ def test_a_new_job_is_shown_and_then_that_it_runs() -> None:
     assert lags(running, RUNNING) == []
 
 
+def test_a_job_of_a_spec_that_was_edited_is_not_shown_as_the_edited_one() -> None:
+    view = workload("a", spec={"image": "y"}, generation=2)
+    assert lags(view, RUNNING) != []
+    assert lags(view, replace(RUNNING, spec_hash="another")) == []
+
+
 def test_a_job_that_runs_already_is_told_in_one_write() -> None:
     assert shown(workload("a"), RUNNING).status["phase"] == "Running"
 
