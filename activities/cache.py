@@ -39,6 +39,19 @@ class StaleCacheError(Exception):
     """The cache has not seen what a recorded decision was based on; the caller is retried until it has."""
 
 
+async def restored_to(kube: KubeClient, missing: Versions) -> int | None:
+    """The API server's own version, if it is older than what was once seen of it and is `missing` from a cache: etcd
+    was restored from a backup, and to wait for that is in vain. None: it is the cache that is behind, if anything.
+    """
+    if not missing:
+        return None
+    _, version = await kube.list(CONFIGMAPS, SETTINGS_NAMESPACE, label_selector="berth-version-probe")
+    if version >= max(missing.values()):
+        return None
+    log.warning("the cluster is at version %d, but %s was seen before: it was restored", version, missing)
+    return version
+
+
 class ByOwner(Generic[K, V]):
     """A reflector's objects by whom they belong to: what `owner` makes of each, None for those that are nobody's."""
 

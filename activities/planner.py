@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
+from dataclasses import replace
 
 from opentelemetry import metrics
 from temporalio import activity
 
-from activities.cache import ClusterCache, StaleCacheError
+from activities.cache import ClusterCache, StaleCacheError, restored_to
 from activities.signatures import DECIDE, DecideRequest, DecideResult, Versions
-from crds.settings import SETTINGS_NAMESPACE
 from kube.client import KubeClient
-from kube.resources import CONFIGMAPS
 from planning.model import Decision, Ledger, Snapshot
 from planning.placement import decide
 from planning.projection import lagging
-
-log = logging.getLogger(__name__)
 
 _meter = metrics.get_meter("berth.worker")
 _queued = _meter.create_gauge("berth_queue_depth", description="GPUWorkloads waiting for a place after the last round")
@@ -39,34 +35,34 @@ class Planner:
     async def decide(self, request: DecideRequest) -> DecideResult:
         """Raises StaleCacheError while this worker has not seen what earlier decisions were based on."""
         missing = await self._cache.reach(request.at_least, BINDING_WAIT)
-        restored = bool(missing) and await self._restored(missing)
-        if missing and not restored:
+        restored = await restored_to(self._kube, missing)
+        if missing and restored is None:
             raise StaleCacheError(
                 f"this worker's view of the cluster is older than an earlier decision's (waiting for {missing}); "
                 "it is tried again. If it lasts, look at the worker's log and /readyz: its watches bring nothing."
             )
         behind = await self._cache.reach(request.fresh, FRESH_WAIT)
+        if restored is None:
+            restored = await restored_to(self._kube, behind)
+        ledger = request.ledger if restored is None else _after_restore(request.ledger, restored)
         snapshot, settings = self._cache.snapshot(), self._cache.settings
         jobs = tuple(self._cache.jobs.items.values())
         began = time.perf_counter()
         # In a thread: a large queue takes a while, and the worker's watches must go on meanwhile.
-        decision = await asyncio.to_thread(
-            decide, snapshot, request.ledger, settings, limit=request.limit, seed=request.seed
-        )
+        decision = await asyncio.to_thread(decide, snapshot, ledger, settings, limit=request.limit, seed=request.seed)
         _seconds.record(time.perf_counter() - began)
         _queued.set(decision.queued)
-        _in_flight.set(len(request.ledger.in_flight) + len(decision.assignments) - len(decision.seen))
+        _in_flight.set(len(ledger.in_flight) + len(decision.assignments) - len(decision.seen))
         lags = await asyncio.to_thread(lagging, snapshot.now, snapshot.workloads, jobs, snapshot.pods, snapshot.nodes)
-        versions = _binding(decision, snapshot, request.ledger)
-        return DecideResult(decision, versions, bool(behind), restored, len(lags))
+        versions = _binding(decision, snapshot, ledger)
+        return DecideResult(decision, versions, bool(behind), restored is not None, len(lags))
 
-    async def _restored(self, missing: Versions) -> bool:
-        """Whether the API server itself is older than what was seen of it: etcd was restored from a backup."""
-        _, version = await self._kube.list(CONFIGMAPS, SETTINGS_NAMESPACE, label_selector="berth-version-probe")
-        if version >= max(missing.values()):
-            return False
-        log.warning("the cluster is at version %d, but %s was seen before: it was restored", version, missing)
-        return True
+
+def _after_restore(ledger: Ledger, version: int) -> Ledger:
+    """The ledger in a cluster that went back to `version`: Jobs made after that are no more, and for days no cache will
+    have seen the versions they were made with. Any has seen 1: so their promises end as if the Jobs had come and gone.
+    """
+    return replace(ledger, made={uid: made if made <= version else 1 for uid, made in ledger.made.items()})
 
 
 def _binding(decision: Decision, snapshot: Snapshot, ledger: Ledger) -> Versions:

@@ -48,7 +48,8 @@ class DecideResult:
     """`versions`: what every later decision must have seen, for a promise was dropped or a place was given at it.
 
     `behind`: the cache had not caught up with `fresh` in time, so the round may have missed the news.
-    `restored`: the API server itself is older than `at_least`: its data was restored, and old versions mean nothing.
+    `restored`: the API server itself is older than `at_least` or `fresh`: its data was restored, and what was seen of
+    it before means nothing.
     `lagging`: how many statuses do not tell yet that their Job was made, or runs.
     """
 
@@ -103,6 +104,8 @@ class Followed:
     wait: nothing until the next poke (`within`: look again after so many seconds).
     retry: after `within` seconds, or at once if 0, hand the workload back to the ledger with `turn`.
     end: the workload finished or is gone; `phase` is what to show.
+
+    `restored`: the API server is older than what was seen of it; no look needs to wait for that again.
     """
 
     next: Literal["wait", "retry", "end"]
@@ -111,6 +114,7 @@ class Followed:
     turn: Turn
     within: float | None = None
     node: str = ""
+    restored: bool = False
 
 
 @dataclass(frozen=True)

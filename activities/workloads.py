@@ -5,6 +5,7 @@ the queue. Looks read the cache, which has first caught up with the news that th
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 from opentelemetry import metrics
@@ -12,7 +13,7 @@ from temporalio import activity
 from temporalio.client import Client
 from temporalio.common import WorkflowIDReusePolicy
 
-from activities.cache import ClusterCache
+from activities.cache import ClusterCache, restored_to
 from activities.messages import PlacementState, Requeue, placement_attributes, placement_id
 from activities.signatures import FOLLOW, HAND_BACK, TASK_QUEUE, Followed, FollowRequest, HandBack
 from activities.writes import delete_job, reference, remove_finalizer, write_status
@@ -61,12 +62,12 @@ class Workloads:
         began = time.perf_counter()
         result = "error"
         try:
-            behind = bool(await self._cache.reach(request.fresh, CATCH_UP))
-            followed = await self._look(request, behind=behind)
+            missing = await self._cache.reach(request.fresh, CATCH_UP)
+            restored = await restored_to(self._kube, missing) is not None
+            followed = await self._look(request, behind=bool(missing))
             result = followed.next
-            if behind and followed.next == "wait":
-                return Followed(followed.next, followed.phase, followed.message, followed.turn, 2.0, followed.node)
-            return followed
+            soon = missing and followed.next == "wait"
+            return replace(followed, within=2.0 if soon else followed.within, restored=restored)
         finally:
             _seconds.record(time.perf_counter() - began, {"result": result})
 

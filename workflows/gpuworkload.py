@@ -94,6 +94,9 @@ class GPUWorkload:
             retry_policy=RETRY,
             summary="look",
         )
+        if followed.restored:
+            # Versions of the cluster's former life: every look would wait for them in vain, for days perhaps.
+            self._state.seen = {}
         return followed
 
     async def _hand_back(self, followed: Followed) -> None:

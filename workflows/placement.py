@@ -134,7 +134,7 @@ class Placement:
         self._state.rounds += 1
         self._last = decision
         self._behind = result.behind
-        if result.behind:
+        if result.behind and not result.restored:
             self._state.fresh = newest(self._state.fresh, fresh)
         # As it was decided, so that what is dropped from it changes no command.
         if effects := _effects(result.decision, result.lagging):

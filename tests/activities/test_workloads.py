@@ -26,7 +26,7 @@ class Server:
     """Takes note of every write, and of every list. `jobs` are those that it has, whatever a cache shows."""
 
     def __init__(self, *, jobs: tuple[dict[str, Any], ...] = (), workload: dict[str, Any] | None = None) -> None:
-        self.jobs, self.workload = list(jobs), workload or stored()
+        self.jobs, self.workload, self.version = list(jobs), workload or stored(), 10
         self.patched: list[tuple[str, str]] = []
         self.deleted: list[tuple[str, str]] = []
         self.listed: list[tuple[str, str]] = []
@@ -49,7 +49,7 @@ class Server:
 
     async def list(self, resource: Any, namespace: str, *, label_selector: str) -> tuple[list[dict[str, Any]], int]:
         self.listed.append((resource.plural, label_selector))
-        return [job for job in self.jobs if job["metadata"]["namespace"] == namespace], 10
+        return [job for job in self.jobs if job["metadata"]["namespace"] == namespace], self.version
 
 
 def stored(**metadata: Any) -> dict[str, Any]:
@@ -145,3 +145,19 @@ async def test_success_asks_for_no_list() -> None:
     assert (server.listed, server.patched, server.deleted, server.finalizers) == (
         [], [("ns", "Succeeded")], [("ns", "w-u-0")], [[]],
     )  # fmt: skip
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(("version", "restored"), [(8, True), (9, False)])
+async def test_what_a_restored_server_never_will_have_is_not_waited_for_again(version: int, restored: bool) -> None:
+    server = Server()
+    server.version = version
+    followed = await look("ns", server, fresh={"jobs": 9})
+    assert (followed.next, followed.within, followed.restored) == ("wait", 2.0, restored)
+    assert server.listed == [("configmaps", "berth-version-probe")]
+
+
+async def test_a_cache_that_is_not_behind_asks_for_no_version() -> None:
+    server = Server()
+    assert (await look("ns", server)).restored is False
+    assert server.listed == []
