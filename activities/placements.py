@@ -103,11 +103,13 @@ class Placements:
     async def carry_out(self, request: CarryOut) -> CarriedOut:
         """Raises Unavailable when the API server or Temporal could not be asked; the whole is then repeated."""
         done, decision = CarriedOut(), request.decision
+        withdrawn: set[str] = set()
         await self._cache.wait_synced()
         alive = asyncio.create_task(_heartbeat())
         try:
             # Withdrawals first: what they free, later rounds give away.
-            await self._each(decision.withdrawals, lambda w: self._withdraw(w, done))
+            await self._each(decision.withdrawals, lambda w: self._withdraw(w, withdrawn))
+            done.stale += [w.uid for w in decision.withdrawals if w.uid not in withdrawn]
             await self._each(decision.assignments, lambda a: self._assign(a, request.traces.get(a.uid), done))
             await self._each([*decision.verdicts, *done.refused], lambda v: self._tell(v, done))
             await self._each(decision.examine, lambda entry: self._examine(entry, done))
@@ -274,18 +276,29 @@ class Placements:
             self._cache.workloads.observe(raw)
         return raw is not None
 
-    async def _withdraw(self, withdrawal: Withdrawal, done: CarriedOut) -> None:
+    async def _withdraw(self, withdrawal: Withdrawal, withdrawn: set[str]) -> None:
+        """Deletes the Job as it was decided upon. It may have found its place while this could not be written, or even
+        have ended: then it is left, and decided upon again.
+        """
         version = withdrawal.job_version or None  # 0: decided by an older build
         job = withdrawal.namespace, withdrawal.job_name, withdrawal.job_uid
-        if not await delete_job(self._kube, *job, finished=False, version=version):
-            # It may have found its place while this could not be written, or even have ended: decide again.
-            done.stale.append(withdrawal.uid)
+        deleted = await delete_job(self._kube, *job, finished=False, version=version)
+        if not deleted and not await self._is_going(withdrawal):
             return
+        withdrawn.add(withdrawal.uid)
         view = self._cache.workloads.items.get(withdrawal.uid)
         if view is not None:
             self._events.record(
                 regarding=reference(view), type="Warning", reason="Withdrawn", action="Place", note=withdrawal.message
             )
+
+    async def _is_going(self, withdrawal: Withdrawal) -> bool:
+        """Whether the Job is being deleted or gone: by an earlier try most likely, whose result was lost."""
+        try:
+            job = job_view(await self._kube.get(JOBS, withdrawal.job_name, withdrawal.namespace))
+        except NotFound:
+            return True
+        return job is None or job.uid != withdrawal.job_uid or (job.deleting and not job.finished)
 
     async def _tell(self, verdict: Verdict, done: CarriedOut) -> None:
         """Hands the workload to its own workflow, which counts the verdict and waits out the back-off. If Temporal

@@ -74,7 +74,7 @@ class CarryOut:
 @dataclass
 class CarriedOut:
     """What became of a decision, noted as it is carried out; in the end every assignment is in one of `made`, `stale`
-    and `refused`.
+    and `refused`, and every withdrawal that took no Job back in `stale`.
     """
 
     made: dict[str, int] = field(default_factory=dict)  # the Job's resourceVersion, by workload UID

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from planning.model import Decision, Ledger, Turn, Verdict
+from planning.model import Decision, Ledger, Turn, Verdict, Withdrawal
 
 
 def after_deciding(ledger: Ledger, decision: Decision) -> Ledger:
-    """The ledger once `decision` stands: visible promises dropped, new ones taken, withdrawn ones given a next turn.
+    """The ledger once `decision` stands: visible promises dropped, new ones taken. Whether a Job was withdrawn is known
+    only when it was tried.
 
     A workload's turn stays until the workload is gone: should its Job vanish, the next one must not begin at 0 again.
     """
@@ -26,7 +27,8 @@ def after_deciding(ledger: Ledger, decision: Decision) -> Ledger:
         for facts in (in_flight, turns, held, accepted, rejected, made):
             facts.pop(uid, None)
     for withdrawal in decision.withdrawals:
-        turns[withdrawal.uid] = later(turns.get(withdrawal.uid), withdrawal.next_turn)
+        if not withdrawal.generation:
+            turns[withdrawal.uid] = later(turns.get(withdrawal.uid), withdrawal.next_turn)
     for verdict in decision.verdicts:
         held[verdict.uid] = verdict.turn
     for assignment in decision.assignments:
@@ -47,28 +49,31 @@ def still_due(ledger: Ledger, decision: Decision) -> Decision:
 
 def after_carrying_out(
     ledger: Ledger,
+    withdrawals: Iterable[Withdrawal],
     stale: Iterable[str],
     refused: Iterable[Verdict],
     accepted: Mapping[str, int],
     rejected: Mapping[str, int],
     made: Mapping[str, int],
 ) -> Ledger:
-    """The ledger once the decision's effects are known. A stale or refused assignment has no Job: its promise ends.
-    A stale verdict reached nobody: its workload is not held.
+    """The ledger once the decision's effects are known. A stale or refused assignment has no Job: its promise ends. A
+    stale withdrawal took no Job back: that Job's turn goes on. All other `withdrawals` bring their next turn. A stale
+    verdict reached nobody: its workload is not held.
 
     `made`: the resourceVersions of the Jobs that were created, by workload UID.
     """
-    in_flight, held = dict(ledger.in_flight), dict(ledger.held)
+    in_flight, turns, held, undone = dict(ledger.in_flight), dict(ledger.turns), dict(ledger.held), set(stale)
+    for withdrawal in withdrawals:
+        if withdrawal.generation and withdrawal.uid not in undone:
+            turns[withdrawal.uid] = later(turns.get(withdrawal.uid), withdrawal.next_turn)
     for verdict in refused:
         in_flight.pop(verdict.uid, None)
         held[verdict.uid] = verdict.turn
-    for uid in stale:
+    for uid in undone:
         in_flight.pop(uid, None)
         held.pop(uid, None)
     known = {uid: version for uid, version in {**ledger.made, **made}.items() if uid in in_flight}
-    return Ledger(
-        in_flight, ledger.turns, held, {**ledger.accepted, **accepted}, {**ledger.rejected, **rejected}, known
-    )
+    return Ledger(in_flight, turns, held, {**ledger.accepted, **accepted}, {**ledger.rejected, **rejected}, known)
 
 
 def after_requeue(ledger: Ledger, uid: str, turn: Turn) -> Ledger:

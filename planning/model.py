@@ -229,7 +229,11 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Withdrawal:
-    """A Job to take back because its pod found no place in time; the workload is placed anew with `next_turn`."""
+    """A Job to take back because its pod found no place in time; the workload is placed anew with `next_turn`.
+
+    `generation`: of the workload. 0: decided by an older build, whose ledgers took the turn with the decision; they
+    still do when their histories are replayed, so that the same commands follow.
+    """
 
     uid: str
     namespace: str
@@ -239,6 +243,7 @@ class Withdrawal:
     next_turn: Turn
     message: str
     job_version: int = 0  # the Job's resourceVersion as it was decided upon
+    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,8 +162,8 @@ def decide(snapshot: Snapshot, ledger: Ledger, settings: Settings, *, limit: int
             continue
         turn = ledger.turns.get(view.uid, Turn())
         jobs = mine.jobs.get((view.namespace, view.uid), ())
-        if any(job.attempt >= turn.attempt for job in jobs):
-            continue  # its Job is there, and tells what comes next
+        if any(job.attempt >= turn.attempt or not (job.finished or job.deleting) for job in jobs):
+            continue  # its Job is there, and tells what comes next; one that goes on is as good as its turn's
         found = _examine(view, turn, ledger, settings, snapshot.defaults)
         if isinstance(found, _Queued):
             if not jobs and (view.namespace, view.uid) not in mine.pods:
@@ -328,6 +328,7 @@ def _withdrawals(snapshot: Snapshot, mine: Belongings, settings: Settings) -> li
                 uid=job.workload_uid,
                 namespace=job.namespace,
                 name=living[job.workload_uid].name,
+                generation=living[job.workload_uid].generation,
                 job_name=job.name,
                 job_uid=job.uid,
                 # Without a pod nobody took the place: something refuses its pods, and that counts as a failure. A Job

@@ -151,7 +151,13 @@ class Placement:
                 summary=", ".join(f"{count} {what}" for what, count in effects.items()),
             )
             self._state.ledger = after_carrying_out(
-                self._state.ledger, done.stale, done.refused, done.accepted, done.rejected, done.made
+                self._state.ledger,
+                decision.withdrawals,
+                done.stale,
+                done.refused,
+                done.accepted,
+                done.rejected,
+                done.made,
             )
             # Whoever changed a workload pokes for it; the rest is a cache that is behind, and gets longer and longer.
             again = bool(done.stale or done.lagging)

@@ -13,7 +13,7 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.placements import ATTEMPTS, Placements
 from activities.signatures import STATUS_LIMIT, CarryOut
-from kube.errors import Conflict, Forbidden, Unavailable
+from kube.errors import Conflict, Forbidden, NotFound, Unavailable
 from planning.ledger import after_carrying_out, after_deciding
 from planning.model import (
     Assignment,
@@ -135,19 +135,30 @@ async def test_a_verdict_that_reaches_nobody_holds_nobody() -> None:
     done = await carry_out(decision, ATTEMPTS, temporal=Refusing())
     held = after_deciding(Ledger(), decision)
     assert held.held == {"u": Turn()}
-    after = after_carrying_out(held, done.stale, done.refused, done.accepted, done.rejected, done.made)
+    after = after_carrying_out(held, [], done.stale, done.refused, done.accepted, done.rejected, done.made)
     assert after.held == {}
 
 
-WITHDRAWAL = Withdrawal("u", "ns", "w", "w-u-0", "j", Turn(1), "m", job_version=5)
+WITHDRAWAL = Withdrawal("u", "ns", "w", "w-u-0", "j", Turn(1), "m", job_version=5, generation=1)
+
+
+def stored_job(uid: str = "j", version: int = 6, **metadata: Any) -> dict[str, Any]:
+    labels = {"gpu.warp.dev/workload-uid": "u", "gpu.warp.dev/attempt": "0"}
+    names = {"uid": uid, "namespace": "ns", "name": "w-u-0", "resourceVersion": str(version), "labels": labels}
+    return {"metadata": names | metadata, "spec": {}, "status": {}}
 
 
 class Deletions:
-    """Answers deletions as told, and remembers what they were bound to."""
+    """Answers deletions as told, and remembers what they were bound to. `job` is what is there then."""
 
-    def __init__(self, answer: Exception | None = None) -> None:
-        self.answer = answer
+    def __init__(self, answer: Exception | None = None, job: dict[str, Any] | None = None) -> None:
+        self.answer, self.job = answer, job
         self.asked: list[tuple[str, str, int]] = []
+
+    async def get(self, *_: Any) -> dict[str, Any]:
+        if self.job is None:
+            raise NotFound("no such Job", reason="NotFound")
+        return self.job
 
     async def delete(self, _: Any, name: str, __: str, *, uid: str, resource_version: int, **___: Any) -> None:
         self.asked.append((name, uid, resource_version))
@@ -159,8 +170,24 @@ async def test_a_job_that_changed_since_it_was_decided_upon_is_not_withdrawn() -
     server = Deletions()
     assert (await carry_out(Decision(withdrawals=[WITHDRAWAL]), kube=server)).stale == []
     assert server.asked == [("w-u-0", "j", 5)]
-    moved = Deletions(Conflict("it runs by now", reason="Conflict"))
+    moved = Deletions(Conflict("it runs by now", reason="Conflict"), stored_job())
     assert (await carry_out(Decision(withdrawals=[WITHDRAWAL]), kube=moved)).stale == ["u"]
+
+
+GOING: dict[str, Any] = {"deletionTimestamp": "2026-01-01T00:00:00Z"}
+
+
+@pytest.mark.parametrize("found", [stored_job(**GOING), stored_job("of-a-later-turn"), None])
+async def test_a_withdrawal_whose_result_was_lost_counts_as_done_when_it_is_repeated(found: Any) -> None:
+    again = Deletions(Conflict("it changed", reason="Conflict"), found)
+    assert (await carry_out(Decision(withdrawals=[WITHDRAWAL]), 2, kube=again)).stale == []
+
+
+async def test_a_withdrawal_that_is_refused_or_given_up_on_is_none() -> None:
+    refused = Deletions(Forbidden("a policy refuses it", reason="Forbidden"))
+    assert (await carry_out(Decision(withdrawals=[WITHDRAWAL]), kube=refused)).stale == ["u"]
+    slow = Deletions(Unavailable("no answer in time", reason="Timeout"))
+    assert (await carry_out(Decision(withdrawals=[WITHDRAWAL]), ATTEMPTS, kube=slow)).stale == ["u"]
 
 
 async def test_nothing_is_given_up_on_while_nobody_answers_but_a_slow_answer_holds_up_nobody() -> None:

@@ -142,9 +142,13 @@ class World:
         self.rounds += 1
         decision = decide(self.seen(), self.ledger, SETTINGS, limit=3, seed=self.rounds)
         self.ledger = after_deciding(self.ledger, decision)
-        for withdrawal in decision.withdrawals:
-            self.delete_job(withdrawal.job_name)
         made, stale = {}, []
+        for withdrawal in decision.withdrawals:
+            it = self.jobs.get(withdrawal.job_name)
+            if it is None or it.deleting or it.resource_version == withdrawal.job_version:
+                self.delete_job(withdrawal.job_name)
+            else:
+                stale.append(withdrawal.uid)
         for assignment in decision.assignments:
             view = self.workloads.get(assignment.uid)
             if not carry_out or view is None or view.finished or assignment.job_name in self.jobs:
@@ -158,7 +162,7 @@ class World:
             new = replace(new, spec_hash=spec_hash(view.spec))
             self.put("jobs", new.name, new)
             made[assignment.uid] = self.version
-        self.ledger = after_carrying_out(self.ledger, stale, [], {}, {}, made)
+        self.ledger = after_carrying_out(self.ledger, decision.withdrawals, stale, [], {}, {}, made)
         for verdict in decision.verdicts:
             raise AssertionError(f"no request here is impossible, but {verdict}")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,17 +45,33 @@ def test_a_turn_stays_until_its_workload_is_gone() -> None:
     assert after_deciding(seen, Decision(forget=["a"])) == Ledger()
 
 
+BACK = Withdrawal("a", "ns", "a", "a-0", "j", Turn(1, 0), "no place", generation=1)
+
+
 def test_a_withdrawal_never_lowers_what_a_crossing_signal_brought() -> None:
-    asked = Ledger()
-    crossing = after_requeue(asked, "a", Turn(5, 2))
-    back = Withdrawal("a", "ns", "a", "a-0", "j", Turn(1, 0), "no place")
-    assert after_deciding(crossing, Decision(withdrawals=[back])).turns["a"] == Turn(5, 2)
+    crossing = after_requeue(after_deciding(Ledger(), Decision(withdrawals=[BACK])), "a", Turn(5, 2))
+    assert after_carrying_out(crossing, [BACK], [], [], {}, {}, {}).turns["a"] == Turn(5, 2)
+
+
+def test_a_withdrawal_brings_its_turn_once_it_was_carried_out_and_none_if_it_came_too_late() -> None:
+    decided = after_deciding(Ledger(), Decision(withdrawals=[BACK]))
+    assert decided == Ledger(), "nobody knows yet whether the Job goes on"
+    assert after_carrying_out(decided, [BACK], ["a"], [], {}, {}, {}) == Ledger()
+    assert after_carrying_out(decided, [BACK], [], [], {}, {}, {}).turns == {"a": Turn(1, 0)}
+
+
+def test_what_an_older_build_withdrew_took_its_turn_with_the_decision() -> None:
+    """Whether a signal wakes the ledger depends on the turn it knows: another moment would be another history."""
+    old = replace(BACK, generation=0)
+    decided = after_deciding(Ledger(), Decision(withdrawals=[old]))
+    assert decided.turns == {"a": Turn(1, 0)}
+    assert after_carrying_out(decided, [old], ["a"], [], {}, {}, {}) == decided
 
 
 def test_a_refused_workload_is_held_until_it_comes_back() -> None:
     ledger = Ledger(in_flight={"a": assignment("a")}, turns={"a": Turn(2, 1)})
     refused = Verdict("a", "ns", "a", Turn(2, 1), "JobRefused", "no")
-    held = after_carrying_out(ledger, [], [refused], {}, {}, {})
+    held = after_carrying_out(ledger, [], [], [refused], {}, {}, {})
     assert held == Ledger(held={"a": Turn(2, 1)}, turns={"a": Turn(2, 1)})
     assert after_requeue(held, "a", Turn(2, 1)) == held, "a doubled signal about the turn before releases nothing"
     assert after_requeue(held, "a", Turn(3, 2)) == Ledger(turns={"a": Turn(3, 2)})

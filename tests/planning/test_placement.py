@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planning import status
+from planning.ledger import after_carrying_out, after_deciding
 from planning.model import Ledger, Resources, Turn, WorkloadView
 from planning.strategies import Candidate, Request, find, installed
 from tests.planning.builders import GIB, NOW, job, node, placed, pod, promise, round_of, snapshot, taint, workload
@@ -276,15 +277,27 @@ def test_a_job_that_came_and_went_unseen_ends_its_promise() -> None:
     assert decision.seen == ["a"] and decision.assignments[0].turn == Turn(1, 1)
 
 
-def test_withdrawing_and_seeing_in_one_round_keeps_the_next_turn() -> None:
-    from planning.ledger import after_deciding
+@given(st.integers(0, 3), st.integers(0, 3), st.booleans(), st.booleans())
+def test_a_job_that_goes_on_is_its_workloads_present_one_whatever_turn_is_expected(
+    attempt: int, ahead: int, ready: bool, bound: bool
+) -> None:
+    """A status told to wait would be taken back by whoever sees the Job run, round after round."""
+    it = job("a", "n", attempt, ready=ready)
+    pods = [pod("p", "n", of=it)] if bound else []
+    seen = snapshot([node("n")], [workload("a")], jobs=[it], pods=pods)
+    decision = round_of(seen, Ledger(turns={"a": Turn(attempt + ahead)}))
+    assert (decision.assignments, decision.waiting, decision.queued) == ([], [], 0)
 
+
+def test_withdrawing_and_seeing_in_one_round_keeps_the_next_turn() -> None:
     ledger = Ledger(in_flight={"a": promise("a", "n")})
     stuck = job("a", "n", created=NOW - 99)
     decision = round_of(
         snapshot([node("n")], [workload("a")], jobs=[stuck], pods=[pod("p", of=stuck, blocked="x")]), ledger
     )
-    assert after_deciding(ledger, decision) == Ledger(turns={"a": Turn(1, 0)})
+    decided = after_deciding(ledger, decision)
+    assert decided == Ledger()
+    assert after_carrying_out(decided, decision.withdrawals, [], [], {}, {}, {}) == Ledger(turns={"a": Turn(1, 0)})
 
 
 def candidate(name: str, free: int, labels: Mapping[str, str] = {}, *, cpu: int = 64_000) -> Candidate:
