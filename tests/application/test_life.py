@@ -344,7 +344,7 @@ async def test_a_tainted_or_cordoned_node_is_not_used(tenant: Tenant) -> None:
     await tenant.kube.merge_patch(
         NODES, tainted, None, {"spec": {"taints": [{"key": "k", "value": "v", "effect": "NoSchedule"}]}}
     )
-    await tenant.apply("w")
+    await tenant.apply("w", retryPolicy={"maxRetries": 10, "backoffSeconds": 1})
     told = await tenant.until("w", phase={"Scheduling", "Pending"})
     assert "k" in told["status"]["message"]
     await tenant.apply("tolerant", tolerations=[{"key": "k", "operator": "Exists"}])
