@@ -163,10 +163,13 @@ class Stack(Supervised):
     def _write_state(self, endpoints: Endpoints) -> None:
         write_atomic(self.layout.state, json.dumps(endpoints.to_json(), indent=2) + "\n")
 
-    def _secrets(self) -> dict[str, str]:
-        """The API key of an existing Temporal, under the name that Temporal's clients look for."""
+    def _environment(self) -> dict[str, str]:
+        """A person's own variables for Temporal mean other servers, and with a key of theirs a client speaks TLS to the
+        embedded one. The API key of an existing Temporal is handed on here, in memory: it must not get into the plan.
+        """
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("TEMPORAL_")}
         key = self.endpoints.temporal_api_key_env
-        return {"TEMPORAL_API_KEY": os.environ[key]} if key else {}
+        return inherited | ({"TEMPORAL_API_KEY": os.environ[key]} if key else {})
 
     def _settle_temporal(self, endpoints: Endpoints) -> None:
         command = temporal.settle_namespace(endpoints.tools["temporal"], endpoints.temporal_address)

@@ -5,6 +5,7 @@ For whoever works with a stack: the command line, the application's processes, t
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -55,8 +56,11 @@ class Endpoints:
             ) from None
 
     def temporal_environment(self) -> dict[str, str]:
-        """The variables by which Temporal's own tools and SDKs find this server. Holds no API key."""
+        """The variables by which Temporal's own tools and SDKs find this server, whatever a person's profile file says.
+        Holds no API key.
+        """
         values = {
+            "TEMPORAL_CONFIG_FILE": os.devnull,
             "TEMPORAL_ADDRESS": self.temporal_address,
             "TEMPORAL_NAMESPACE": self.temporal_namespace,
             "TEMPORAL_TLS_SERVER_CA_CERT_PATH": self.temporal_tls_ca,

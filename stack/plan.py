@@ -103,9 +103,9 @@ def make_plan(layout: Layout, options: UpOptions, found: Mapping[str, Found], ch
         temporal_namespace=outside.namespace if outside else temporal.NAMESPACE,
         temporal_ui=None if outside or not options.temporal_ui else f"http://127.0.0.1:{chosen['temporal-ui']}",
         temporal_tls=outside.uses_tls if outside else False,
-        temporal_tls_ca=outside.tls_ca if outside else None,
-        temporal_tls_cert=outside.tls_cert if outside else None,
-        temporal_tls_key=outside.tls_key if outside else None,
+        temporal_tls_ca=_absolute(outside.tls_ca) if outside else None,
+        temporal_tls_cert=_absolute(outside.tls_cert) if outside else None,
+        temporal_tls_key=_absolute(outside.tls_key) if outside else None,
         temporal_tls_server_name=outside.tls_server_name if outside else None,
         temporal_api_key_env=outside.api_key_env if outside else None,
         kubeconfigs=configs,
@@ -117,3 +117,8 @@ def make_plan(layout: Layout, options: UpOptions, found: Mapping[str, Found], ch
         **kubernetes,  # type: ignore[arg-type]  # its values are those that the fields want
     )
     return Plan(endpoints, first, second)
+
+
+def _absolute(file: Path | None) -> Path | None:
+    """The processes that read the file work in another folder than the person who named it."""
+    return file.absolute() if file else None

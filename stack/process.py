@@ -93,8 +93,8 @@ class ProcessSpec:
 
     `after` names processes that must have been ready once before this one is started for the first time; they are also
     ended after it. All probes in `ready` must pass for it to be ready; without any it is ready when it runs. `port` is
-    shown to people. `env` is added to the environment of `berth up`, less what is in `unset`. `before` is a command run
-    before every start and every restart; that it fails is noted and changes nothing.
+    shown to people. `env` is added to the environment of `berth up`. `before` is a command run before every start and
+    every restart; that it fails is noted and changes nothing.
     """
 
     name: str
@@ -105,7 +105,6 @@ class ProcessSpec:
     port: int | None = None
     cwd: str | None = None
     stop_timeout: float = 10.0
-    unset: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -118,7 +117,7 @@ class ProcessSpec:
         known = {each.name for each in dataclass_fields(cls)}
         values = {name: each for name, each in value.items() if name in known}
         values["ready"] = tuple(Probe(**(probe | {"argv": tuple(probe["argv"])})) for probe in value.get("ready", ()))
-        for name in ("argv", "after", "unset", "before"):
+        for name in ("argv", "after", "before"):
             values[name] = tuple(value.get(name, ()))
         return cls(**values)
 

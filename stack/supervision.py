@@ -194,9 +194,9 @@ class Supervised:
         names = self._extra_names()
         return [spec for spec in self._planned() if spec.name in names]
 
-    def _secrets(self) -> dict[str, str]:
-        """Environment for all processes that is handed on in memory and must not be written into the plan."""
-        return {}
+    def _environment(self) -> dict[str, str]:
+        """What all processes inherit, beside what the plan gives each of them."""
+        return dict(os.environ)
 
     def _carry_out(
         self, specs: list[ProcessSpec], shown: Progress, timeout: float, extra: set[str] | None = None
@@ -246,7 +246,7 @@ class Supervised:
     def _start_supervisor(self) -> None:
         home = str(Path(__file__).parent.parent)
         path = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
-        environment = os.environ | {"PYTHONPATH": path} | self._secrets()
+        environment = self._environment() | {"PYTHONPATH": path}
         self.layout.supervisor.unlink(missing_ok=True)
         with self.log_file("supervisor").open("ab") as log:
             subprocess.run(

@@ -67,7 +67,6 @@ class Child:
     async def _once(self) -> None:
         if self.spec.before and not await Probe("exec", argv=self.spec.before).passes(timeout=10):
             self.owner.note(f"{self.spec.name}: what should precede its start failed: {' '.join(self.spec.before)}")
-        environment = {name: value for name, value in os.environ.items() if name not in self.spec.unset}
         with (self.owner.layout.log / f"{self.spec.name}.log").open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self.spec.argv,
@@ -75,7 +74,7 @@ class Child:
                 stdout=log,
                 stderr=log,
                 cwd=self.spec.cwd or self.owner.layout.root,
-                env=environment | dict(self.spec.env),
+                env=os.environ | dict(self.spec.env),
                 start_new_session=True,
                 preexec_fn=die_with_parent,
             )

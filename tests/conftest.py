@@ -6,6 +6,7 @@ Programs are found or built before the first test, outside any test's time limit
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -20,6 +21,13 @@ MakeStack = Callable[..., Stack]
 
 _MARKS = ("stack", "faults", "node")
 _missing = ""
+
+
+def pytest_configure() -> None:
+    """What a person has set for a Temporal of theirs must not count here."""
+    for name in [name for name in os.environ if name.startswith("TEMPORAL_")]:
+        del os.environ[name]
+    os.environ["TEMPORAL_CONFIG_FILE"] = os.devnull
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -11,8 +11,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from berth.cli.application import application_processes
 from berth.cli.stack_commands import register
-from stack import Endpoints, ProcessSpec, Stack, UpOptions
+from stack import APPLICATION_PORTS, Endpoints, ProcessSpec, Stack, UpOptions
 
 CODE = "import time; print('at work', flush=True); time.sleep(1000)"
 
@@ -86,3 +87,29 @@ def test_errors_say_what_happened_and_what_to_do(cli: Cli, tmp_path: Path) -> No
     assert "error:" in shown
     assert "hint:" in shown
     assert "is not NAME=PATH" in cli("up", "--tool", "etcd", code=1)
+
+
+def test_berths_processes_hear_of_the_embedded_temporal_alone(tmp_path: Path) -> None:
+    ports = {name: number for number, name in enumerate(APPLICATION_PORTS, 1)}
+    endpoints = Endpoints(
+        data=tmp_path,
+        temporal_address="127.0.0.1:7",
+        temporal_namespace="default",
+        temporal_ui=None,
+        temporal_tls=False,
+        temporal_tls_ca=None,
+        temporal_tls_cert=None,
+        temporal_tls_key=None,
+        temporal_tls_server_name=None,
+        temporal_api_key_env=None,
+        kubeconfigs={f"berth-{name}": tmp_path / name for name in ("controller", "worker")},
+        embedded_cluster=True,
+        embedded_temporal=True,
+        ports=ports,
+    )
+    for spec in application_processes(endpoints, UpOptions()):
+        assert {name: value for name, value in spec.env.items() if name.startswith("TEMPORAL_")} == {
+            "TEMPORAL_ADDRESS": "127.0.0.1:7",
+            "TEMPORAL_NAMESPACE": "default",
+            "TEMPORAL_CONFIG_FILE": "/dev/null",
+        }

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import ssl
+import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
-from stack import Endpoints, ExistingCluster, ExistingTemporal, Stack, StackError, UpOptions
+from stack import Endpoints, ExistingCluster, ExistingTemporal, Probe, Stack, StackError, UpOptions
 from stack.external import check_temporal, take_context
 
 
@@ -105,6 +108,7 @@ def test_nothing_is_started_beside_existing_services(light: Stack, outside: obje
     assert endpoints.temporal_ui is None
     assert endpoints.kubeconfig("berth-worker") == endpoints.kubeconfig("admin")
     assert endpoints.temporal_environment() == {
+        "TEMPORAL_CONFIG_FILE": "/dev/null",
         "TEMPORAL_ADDRESS": endpoints.temporal_address,
         "TEMPORAL_NAMESPACE": "prod",
     }
@@ -132,6 +136,73 @@ def test_the_api_key_reaches_processes_and_no_file(
         stack.down()
     for file in (tmp_path / "data").rglob("*"):
         assert not file.is_file() or b"very-secret" not in file.read_bytes(), file
+
+
+TOLD = """
+import json, pathlib, time
+from temporalio.envconfig import ClientConfig
+config = ClientConfig.load_client_connect_config()
+config["tls"] = repr(config.get("tls"))
+pathlib.Path("told.new").write_text(json.dumps(config))
+pathlib.Path("told.new").rename("told")
+time.sleep(1000)
+"""
+
+
+def connects_to(stack: Stack) -> dict[str, str]:
+    """Where a process of the stack connects, and how."""
+    told = stack.layout.root / "told"
+    argv = (sys.executable, "-c", TOLD)
+    stack.add_process("asked", argv, stack.endpoints.temporal_environment(), [Probe("file", str(told))])
+    answer: dict[str, str] = json.loads(told.read_text())
+    return answer
+
+
+@pytest.fixture
+def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A person with a profile file and variables for a Temporal of theirs."""
+    file = tmp_path / "temporalio" / "temporal.toml"
+    file.parent.mkdir()
+    text = 'address = "theirs:7233"\nnamespace = "theirs"\napi_key = "file-secret"\ngrpc_meta = {a = "b"}\n'
+    file.write_text("".join(f"[profile.{name}]\n{text}" for name in ("default", "work")))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.delenv("TEMPORAL_CONFIG_FILE")
+    for name in ("API_KEY", "GRPC_META_ROUTE", "TLS_SERVER_NAME"):
+        monkeypatch.setenv(f"TEMPORAL_{name}", "theirs")
+    monkeypatch.setenv("TEMPORAL_PROFILE", "work")
+
+
+def test_a_persons_own_temporal_is_not_the_stacks(tmp_path: Path, outside: object, profile: None) -> None:
+    stack = Stack(tmp_path / "data")
+    options: UpOptions = outside.options  # type: ignore[attr-defined]
+    endpoints = stack.up(options)
+    try:
+        assert connects_to(stack) == {
+            "target_host": endpoints.temporal_address, "namespace": "prod", "tls": "None"
+        }  # fmt: skip
+    finally:
+        stack.down()
+
+
+def test_what_the_options_say_of_a_temporal_holds(
+    tmp_path: Path, outside: object, profile: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stack.plan.check_temporal", lambda temporal: None)  # the listener here speaks no TLS
+    monkeypatch.setenv("MY_KEY", "very-secret")
+    monkeypatch.chdir(tmp_path)
+    Path("ca.pem").write_text("mine")
+    options: UpOptions = outside.options  # type: ignore[attr-defined]
+    temporal = ExistingTemporal("mine:7233", "prod", tls_ca=Path("ca.pem"), api_key_env="MY_KEY")
+    stack = Stack(tmp_path / "data")
+    stack.up(replace(options, temporal=temporal))
+    try:
+        told = connects_to(stack)
+    finally:
+        stack.down()
+    tls = told.pop("tls")
+    assert "server_root_ca_cert=b'mine'" in tls
+    assert "domain=None" in tls
+    assert told == {"target_host": "mine:7233", "namespace": "prod", "api_key": "very-secret"}
 
 
 def test_a_stack_that_never_was_is_said_so(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def server(port: int) -> tuple[str, ...]:
 
 def test_a_spec_survives_the_plan_file() -> None:
     probe = Probe("exec", argv=("true",), ca="a")
-    spec = ProcessSpec("a", ("x", "y"), {"A": "1"}, ("b",), (probe,), 7, "/", 3.0, ("B",), ("true",))
+    spec = ProcessSpec("a", ("x", "y"), {"A": "1"}, ("b",), (probe,), 7, "/", 3.0, ("true",))
     assert ProcessSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
 
 
