@@ -27,16 +27,18 @@ from kube.errors import (
     Gone,
     Invalid,
     KubeError,
+    TooLarge,
     Unauthorized,
     bad_response,
     error_from_response,
 )
 from kube.resources import Resource
-from kube.wire import describe, event, lines, object_of, selectors, unavailable
+from kube.wire import describe, event, lines, object_of, read, selectors, unavailable
 
 _PIN_ATTEMPTS = 8
 _QUIET = 120.0  # seconds without a byte after which a watch is given up; bookmarks come about every 60
 _LARGE = 512 * 1024  # bytes
+_PAGE_BYTES = 8 * 1024 * 1024  # of JSON, which takes four to six times as much when it is parsed
 _JSON = "application/json"
 _PARTIAL = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 _PARTIAL_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
@@ -90,10 +92,10 @@ class KubeClient:
     ) -> tuple[Objects, int]:
         """All objects, and the list's resourceVersion: the state at one moment, up to date when the call began.
 
-        Fetched in pages; when the server forgets the page to continue from (410), the listing begins anew, and the
-        third time in one piece.
+        Fetched in pages; when the server forgets the page to continue from (410), the listing begins anew. It keeps
+        one for minutes, so Gone is raised when that happens three times.
         """
-        for size in (page_size, page_size, 0):
+        for last in (False, False, True):
             items: Objects = []
             resource_version = 0
             try:
@@ -102,14 +104,14 @@ class KubeClient:
                     namespace,
                     label_selector=label_selector,
                     field_selector=field_selector,
-                    page_size=size,
+                    page_size=page_size,
                     metadata_only=metadata_only,
                 ):
                     items += page
                     resource_version = version
                 return items, resource_version
             except Gone:
-                if size == 0:
+                if last:
                     raise
         raise AssertionError("unreachable")
 
@@ -123,13 +125,31 @@ class KubeClient:
         page_size: int = 500,
         metadata_only: bool = False,
     ) -> AsyncGenerator[tuple[Objects, int], None]:
-        """As `list`, a page at a time, so that nobody need hold all raw objects; Gone is raised between pages."""
+        """As `list`, a page at a time, so that nobody need hold all raw objects; Gone is raised between pages.
+
+        A page has `page_size` objects at most, and fewer where they are large: an answer of more than `_PAGE_BYTES` is
+        left unread, and asked for again with a smaller limit. That bounds what a page costs, whoever made the objects.
+        """
         query = selectors(label_selector, field_selector)
-        if page_size:
-            query["limit"] = str(page_size)
         accept = _PARTIAL_LIST if metadata_only else _JSON
+        request = describe("GET", resource, namespace, None)
+        limit = page_size
         while True:
-            page = await self._call("GET", resource, namespace, None, query=query, accept=accept)
+            query["limit"] = str(limit)
+            at_most = _PAGE_BYTES if limit > 1 else None
+            try:
+                answer = await self._answer(
+                    "GET", resource, namespace, None, query=query, accept=accept, at_most=at_most
+                )
+            except TooLarge:
+                if at_most is None:
+                    raise
+                limit = max(limit // 10, 1)
+                continue
+            if 2 * len(answer) < _PAGE_BYTES:
+                limit = min(2 * limit, page_size)
+            page = object_of(answer, request)
+            del answer  # while the caller looks at the objects
             items, metadata = page.get("items") or [], page.get("metadata") or {}
             if not isinstance(items, list) or not str(metadata.get("resourceVersion", "")).isdecimal():
                 raise bad_response("no list of objects came back", request=describe("LIST", resource, namespace, None))
@@ -138,6 +158,7 @@ class KubeClient:
                     item.setdefault("apiVersion", resource.api_version)
                     item.setdefault("kind", resource.kind)
             yield items, int(metadata["resourceVersion"])
+            del page, items  # before the next one comes
             if not metadata.get("continue"):
                 return
             query["continue"] = metadata["continue"]
@@ -346,6 +367,34 @@ class KubeClient:
         content_type: str = _JSON,
         accept: str = _JSON,
     ) -> dict[str, Any]:
+        answer = await self._answer(
+            method,
+            resource,
+            namespace,
+            name,
+            subresource=subresource,
+            query=query,
+            body=body,
+            content_type=content_type,
+            accept=accept,
+        )
+        return object_of(answer, describe(method, resource, namespace, name, subresource))
+
+    async def _answer(
+        self,
+        method: str,
+        resource: Resource,
+        namespace: str | None,
+        name: str | None,
+        *,
+        subresource: str | None = None,
+        query: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        content_type: str = _JSON,
+        accept: str = _JSON,
+        at_most: int | None = None,
+    ) -> bytes:
+        """The bytes of a good answer. TooLarge when they are more than `at_most`: then the rest is not read."""
         url = self._url(resource.path(namespace, name, subresource), query)
         request = describe(method, resource, namespace, name, subresource)
         try:
@@ -361,7 +410,7 @@ class KubeClient:
                 async with self._session.request(
                     method, url, data=_payload(data), headers=headers, **self._connection.options
                 ) as response:
-                    status, answer = response.status, await response.read()
+                    status, answer = response.status, await read(response.content, at_most, request)
                     retry_after = response.headers.get("Retry-After")
             except _TRANSPORT_ERRORS as exc:
                 raise unavailable(exc, request, self.host) from exc
@@ -371,7 +420,7 @@ class KubeClient:
                     continue
             if not 200 <= status < 300:
                 raise error_from_response(status, answer, request=request, retry_after=retry_after)
-            return object_of(answer, request)
+            return answer
 
 
 def _payload(data: bytes | None) -> aiohttp.Payload | None:

@@ -103,7 +103,6 @@ class Reflector(Generic[T]):
         self._items: dict[str, T] = {}
         self._versions: dict[str, int] = {}
         self._progress = False
-        self._expired = 0
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self.items: Mapping[str, T] = MappingProxyType(self._items)
 
@@ -194,20 +193,14 @@ class Reflector(Generic[T]):
         seen: dict[str, tuple[int, T]] = {}
         kept: set[str] = set()
         version = 0
-        pages = self._client.list_pages(
-            self.resource, self._namespace, page_size=0 if self._expired >= 2 else self._page_size, **self._selection
-        )
-        try:
-            async with aclosing(pages):
-                async for page, listed_at in pages:
-                    version = listed_at
-                    self._contact()
-                    for obj in page:
-                        self._take(obj, seen, kept)
-        except Gone:
-            self._expired += 1  # the pages expire faster than we read them: next time in one piece
-            raise
-        self._expired = 0
+        pages = self._client.list_pages(self.resource, self._namespace, page_size=self._page_size, **self._selection)
+        async with aclosing(pages):
+            async for page, listed_at in pages:
+                version = listed_at
+                self._contact()
+                for obj in page:
+                    self._take(obj, seen, kept)
+                del page  # before the next one comes
         self.relists += self.synced.is_set()
         if version < self.resource_version:
             log.warning("%s: the server went back from version %d to %d", self.name, self.resource_version, version)

@@ -42,6 +42,18 @@ async def lines(content: aiohttp.StreamReader, request: str) -> AsyncGenerator[b
         raise Unavailable("the connection ended within an event", reason="ConnectionFailed", request=request)
 
 
+async def read(content: aiohttp.StreamReader, at_most: int | None, request: str) -> bytes:
+    """All that comes; TooLarge as soon as it is more than `at_most` bytes."""
+    chunks: list[bytes] = []
+    length = 0
+    while chunk := await content.readany():
+        chunks.append(chunk)
+        length += len(chunk)
+        if at_most is not None and length > at_most:
+            raise TooLarge(f"the answer is longer than {at_most} bytes", reason="AnswerTooLarge", request=request)
+    return b"".join(chunks)
+
+
 def event(line: bytes, request: str) -> tuple[str, dict[str, Any]]:
     decoded = object_of(line, request)
     kind, item = decoded.get("type"), decoded.get("object")

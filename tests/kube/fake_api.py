@@ -399,7 +399,7 @@ class FakeApi:
     def _list(self, target: Target, request: web.Request) -> Object:
         token = request.query.get("continue")
         if token:
-            version, rest = self._pages.pop(token, (0, []))
+            version, rest = self._pages[token]  # good until it expires, for any limit
             if version < self.compacted:
                 raise _expired()
         else:

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from kubernetes.aio.config import load_kube_config
+from yarl import URL
 
 import kube.client
 import kube.connection
@@ -38,6 +39,7 @@ from kube.errors import (
     Unavailable,
 )
 from kube.resources import CLUSTERROLES, CONFIGMAPS, GPUWORKLOADS, NODES, PODS, resource_for
+from kube.wire import object_of
 from tests.kube.fake_api import FakeApi
 
 
@@ -204,7 +206,56 @@ async def test_list_begins_anew_when_a_page_expired(client: KubeClient, api: Fak
     api.fail(status=410, reason="Expired", contains="continue=", count=1)
     assert len((await client.list(PODS, page_size=2))[0]) == 5
     api.fail(status=410, reason="Expired", contains="continue=", count=9)
-    assert len((await client.list(PODS, page_size=2))[0]) == 5  # in one piece in the end
+    with pytest.raises(Gone):
+        await client.list(PODS, page_size=2)
+    assert all("limit=2" in path for _, path, _ in api.requests), "in one piece it may be of any size"
+
+
+async def test_large_objects_come_in_small_pages(
+    client: KubeClient, api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kube.client._PAGE_BYTES", 100_000)
+    parsed: list[int] = []
+
+    def note(data: bytes, request: str) -> dict[str, Any]:
+        parsed.append(len(data))
+        return object_of(data, request)
+
+    monkeypatch.setattr("kube.client.object_of", note)
+
+    def limits() -> list[int]:
+        asked = [int(URL(path).query["limit"]) for _, path, _ in api.requests]
+        api.requests.clear()
+        return asked
+
+    names = [f"a{i:03}" for i in range(300)]
+    for name in names:
+        api.put(GPUWORKLOADS, name, "a", spec={"modelName": "ordinary"})
+    assert len((await client.list(GPUWORKLOADS, page_size=100))[0]) == 300
+    assert limits() == [100, 100, 100], "ordinary ones need no more requests than there are pages"
+
+    for i in range(20):
+        api.put(GPUWORKLOADS, f"b{i:03}", "a", spec={"template": "x" * 30_000})
+    for i in range(300):
+        api.put(GPUWORKLOADS, f"c{i:03}", "a", spec={"modelName": "ordinary"})
+    parsed.clear()
+    names += [f"b{i:03}" for i in range(20)] + [f"c{i:03}" for i in range(300)]
+    items, _ = await client.list(GPUWORKLOADS, page_size=100)
+    assert [item["metadata"]["name"] for item in items] == names
+    assert max(parsed) <= 100_000
+    asked = limits()
+    assert asked[:5] == [100, 100, 100, 100, 10], "it may come anywhere, so an answer that is too large is left unread"
+    assert min(asked) == 1 and asked[-1] == 100
+    assert len(asked) < 40
+
+
+async def test_one_object_is_taken_whatever_its_size(
+    client: KubeClient, api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kube.client._PAGE_BYTES", 1_000)
+    for i in range(3):
+        api.put(GPUWORKLOADS, f"w{i}", "a", spec={"template": "x" * 30_000})
+    assert len((await client.list(GPUWORKLOADS))[0]) == 3
 
 
 # --- failures ---
