@@ -7,6 +7,7 @@ the server refuses them, and a peer that vanished without a word is noticed with
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import os
 import socket
@@ -153,9 +154,17 @@ def _kubeconfig_path(kubeconfig: Path | None, context: str | None) -> str | Path
 
 def _proxy_from_environment(host: str) -> str | None:
     url = urlsplit(host)
-    if not url.hostname or urllib.request.proxy_bypass(url.hostname):
+    if not url.hostname or _loopback(url.hostname) or urllib.request.proxy_bypass(url.hostname):
         return None
     return urllib.request.getproxies().get(url.scheme)
+
+
+def _loopback(name: str) -> bool:
+    """Whether it is this machine, to which no proxy leads (as kubectl has it, whatever NO_PROXY says)."""
+    try:
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 def _socket(info: aiohttp.AddrInfoType) -> socket.socket:

@@ -18,6 +18,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.config import load_kube_config
 from yarl import URL
 
@@ -25,6 +26,7 @@ import kube.client
 import kube.connection
 import kube.wire
 from kube.client import KubeClient
+from kube.connection import Connection
 from kube.errors import (
     AlreadyExists,
     BadConfig,
@@ -489,3 +491,26 @@ async def test_unusable_tls_files_and_missing_ones(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump(config))
     with pytest.raises(BadConfig, match="TLS"):
         await KubeClient.connect(path)
+
+
+@pytest.mark.parametrize(
+    ("host", "proxied"),
+    [
+        ("https://cluster.example:6443", True),
+        ("https://128.0.0.1:6443", True),
+        ("https://[2001:db8::1]:6443", True),
+        ("https://127.0.0.1:6443", False),
+        ("https://127.9.9.9:6443", False),
+        ("https://localhost:6443", False),
+        ("https://[::1]:6443", False),
+    ],
+)
+async def test_no_proxy_leads_to_this_machine(host: str, proxied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_PROXY", "no_proxy", "https_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:3128")
+    connection = Connection(Configuration(host=host))
+    try:
+        assert connection.options.get("proxy") == ("http://proxy.example:3128" if proxied else None)
+    finally:
+        await connection.close()
