@@ -25,7 +25,7 @@ from temporalio.service import RPCError
 from activities.cache import ClusterCache
 from activities.messages import WorkloadState, workload_attributes, workload_id
 from activities.signatures import CARRY_OUT, STATUS_LIMIT, TASK_QUEUE, CarriedOut, CarryOut, Versions, WorkloadRef
-from activities.writes import add_finalizer, delete_job, reference, write_status
+from activities.writes import add_finalizer, delete_job, mark_withdrawn, reference, write_status
 from kube.client import KubeClient
 from kube.errors import (
     AlreadyExists,
@@ -40,7 +40,7 @@ from kube.errors import (
 from kube.events import EventRecorder
 from kube.resources import GPUWORKLOADS, JOBS
 from planning import jobs, status
-from planning.lifecycle import JOB_REFUSED
+from planning.lifecycle import JOB_REFUSED, WITHDRAWN, Step
 from planning.model import Assignment, JobView, Verdict, Waiting, Withdrawal, WorkloadView
 from planning.placement import strategy_name
 from planning.projection import Lag, lagging
@@ -277,28 +277,44 @@ class Placements:
         return raw is not None
 
     async def _withdraw(self, withdrawal: Withdrawal, withdrawn: set[str]) -> None:
-        """Deletes the Job as it was decided upon. It may have found its place while this could not be written, or even
-        have ended: then it is left, and decided upon again.
-        """
-        version = withdrawal.job_version or None  # 0: decided by an older build
-        job = withdrawal.namespace, withdrawal.job_name, withdrawal.job_uid
-        deleted = await delete_job(self._kube, *job, finished=False, version=version)
-        if not deleted and not await self._is_going(withdrawal):
+        """Takes the Job back and tells why, which the workload's own workflow leaves to the ledger."""
+        if not await self._take_back(withdrawal):
             return
         withdrawn.add(withdrawal.uid)
         view = self._cache.workloads.items.get(withdrawal.uid)
-        if view is not None:
-            self._events.record(
-                regarding=reference(view), type="Warning", reason="Withdrawn", action="Place", note=withdrawal.message
-            )
+        if view is None or view.deleting:
+            return
+        step = Step(
+            "again", withdrawal.next_turn, phase="Scheduling", reason=WITHDRAWN, message=withdrawal.message,
+            job_name=withdrawal.job_name,
+        )  # fmt: skip
+        patch = status.project(view, step, time.time())
+        if patch is None or status.same(view, patch):
+            return
+        self._events.record(
+            regarding=reference(view), type="Warning", reason=WITHDRAWN, action="Place", note=withdrawal.message
+        )
+        await self._write(view, patch)
 
-    async def _is_going(self, withdrawal: Withdrawal) -> bool:
-        """Whether the Job is being deleted or gone: by an earlier try most likely, whose result was lost."""
-        try:
-            job = job_view(await self._kube.get(JOBS, withdrawal.job_name, withdrawal.namespace))
-        except NotFound:
+    async def _take_back(self, withdrawal: Withdrawal) -> bool:
+        """Marks the Job as withdrawn and deletes it, if it is still as it was decided upon; True also if an earlier try
+        did. It may have found its place meanwhile, or even have ended: then it is left, and decided upon again.
+        """
+        job = withdrawal.namespace, withdrawal.job_name, withdrawal.job_uid
+        version = withdrawal.job_version or None  # 0: decided by an older build
+        marked = await mark_withdrawn(self._kube, *job, withdrawal.message, version=version)
+        if marked is not None and await delete_job(self._kube, *job, finished=False, version=marked):
             return True
-        return job is None or job.uid != withdrawal.job_uid or (job.deleting and not job.finished)
+        try:
+            found = job_view(await self._kube.get(JOBS, withdrawal.job_name, withdrawal.namespace))
+        except NotFound:
+            found = None
+        if found is None or found.uid != withdrawal.job_uid:
+            # By an earlier try, whose result was lost. In the first one it was somebody else who took it away.
+            return marked is not None or activity.info().attempt > 1
+        if found.withdrawn and not found.deleting:
+            await mark_withdrawn(self._kube, *job, None)
+        return found.withdrawn and found.deleting
 
     async def _tell(self, verdict: Verdict, done: CarriedOut) -> None:
         """Hands the workload to its own workflow, which counts the verdict and waits out the back-off. If Temporal

@@ -128,7 +128,7 @@ class Workloads:
                     # Should the ledger have lost count (somebody ended it), it must not begin at 0 again.
                     await self._requeue(request.ref.uid, request.turn, "default")
                 return Followed("wait", view.phase if view else "", step.message, request.turn)
-            case "retry" | "again" | "suspend":
+            case "retry" | "again" | "withdrawn" | "suspend":
                 # The Jobs go only after the ledger knows the next turn (hand_back), lest it give this turn again.
                 return Followed("retry", step.phase, step.message, step.turn, step.delay)
             case "finish":

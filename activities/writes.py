@@ -12,7 +12,7 @@ from kube.client import KubeClient, Propagation
 from kube.errors import Conflict, Invalid, NotFound
 from kube.resources import GPUWORKLOADS, JOBS, ObjectRef
 from planning.model import WorkloadView
-from planning.naming import FINALIZER
+from planning.naming import FINALIZER, WITHDRAWN_ANNOTATION
 
 
 def reference(view: WorkloadView) -> ObjectRef:
@@ -82,6 +82,22 @@ async def remove_finalizer(kube: KubeClient, view: WorkloadView, raw: Mapping[st
     except NotFound:
         return True
     return False
+
+
+async def mark_withdrawn(
+    kube: KubeClient, namespace: str, name: str, uid: str, message: str | None, *, version: int | None = None
+) -> int | None:
+    """Writes on a Job why it is withdrawn, or with None that it is not. Returns the resourceVersion that it has then;
+    None: it is gone, another has its name, or it is no longer what it was at `version`.
+    """
+    metadata: dict[str, Any] = {"uid": uid, "annotations": {WITHDRAWN_ANNOTATION: message}}
+    if version is not None:
+        metadata["resourceVersion"] = str(version)
+    try:
+        raw = await kube.merge_patch(JOBS, name, namespace, {"metadata": metadata})
+    except (NotFound, Conflict):
+        return None
+    return int(raw["metadata"]["resourceVersion"])
 
 
 async def delete_job(

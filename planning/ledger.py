@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from planning.model import Decision, Ledger, Turn, Verdict, Withdrawal
+from planning.model import AVOIDED_NODES, Avoided, Decision, Ledger, Turn, Verdict, Withdrawal
+
+# Workloads whose avoided nodes are remembered, the latest: the ledger goes into every round's history.
+_AVOIDING = 256
 
 
 def after_deciding(ledger: Ledger, decision: Decision) -> Ledger:
@@ -20,12 +23,15 @@ def after_deciding(ledger: Ledger, decision: Decision) -> Ledger:
     """
     in_flight, turns, held = dict(ledger.in_flight), dict(ledger.turns), dict(ledger.held)
     accepted, rejected, made = dict(ledger.accepted), dict(ledger.rejected), dict(ledger.made)
+    avoided = dict(ledger.avoided)
     for uid in decision.seen:
         in_flight.pop(uid, None)
         made.pop(uid, None)
     for uid in decision.forget:
-        for facts in (in_flight, turns, held, accepted, rejected, made):
+        for facts in (in_flight, turns, held, accepted, rejected, made, avoided):
             facts.pop(uid, None)
+    for uid in decision.reconsidered:
+        avoided.pop(uid, None)
     for withdrawal in decision.withdrawals:
         if not withdrawal.generation:
             turns[withdrawal.uid] = later(turns.get(withdrawal.uid), withdrawal.next_turn)
@@ -34,7 +40,7 @@ def after_deciding(ledger: Ledger, decision: Decision) -> Ledger:
     for assignment in decision.assignments:
         in_flight[assignment.uid] = assignment
         made.pop(assignment.uid, None)
-    return Ledger(in_flight, turns, held, accepted, rejected, made)
+    return Ledger(in_flight, turns, held, accepted, rejected, made, avoided)
 
 
 def still_due(ledger: Ledger, decision: Decision) -> Decision:
@@ -63,9 +69,9 @@ def after_carrying_out(
     `made`: the resourceVersions of the Jobs that were created, by workload UID.
     """
     in_flight, turns, held, undone = dict(ledger.in_flight), dict(ledger.turns), dict(ledger.held), set(stale)
-    for withdrawal in withdrawals:
-        if withdrawal.generation and withdrawal.uid not in undone:
-            turns[withdrawal.uid] = later(turns.get(withdrawal.uid), withdrawal.next_turn)
+    taken_back = [w for w in withdrawals if w.generation and w.uid not in undone]
+    for withdrawal in taken_back:
+        turns[withdrawal.uid] = later(turns.get(withdrawal.uid), withdrawal.next_turn)
     for verdict in refused:
         in_flight.pop(verdict.uid, None)
         held[verdict.uid] = verdict.turn
@@ -73,7 +79,15 @@ def after_carrying_out(
         in_flight.pop(uid, None)
         held.pop(uid, None)
     known = {uid: version for uid, version in {**ledger.made, **made}.items() if uid in in_flight}
-    return Ledger(in_flight, turns, held, {**ledger.accepted, **accepted}, {**ledger.rejected, **rejected}, known)
+    return Ledger(
+        in_flight,
+        turns,
+        held,
+        {**ledger.accepted, **accepted},
+        {**ledger.rejected, **rejected},
+        known,
+        _avoiding(ledger.avoided, taken_back),
+    )
 
 
 def after_requeue(ledger: Ledger, uid: str, turn: Turn) -> Ledger:
@@ -82,6 +96,18 @@ def after_requeue(ledger: Ledger, uid: str, turn: Turn) -> Ledger:
     # A doubled signal about an older turn does not release a verdict about this one.
     held = {u: about for u, about in ledger.held.items() if u != uid or about.attempt >= turn.attempt}
     return replace(ledger, turns={**ledger.turns, uid: turn}, held=held)
+
+
+def _avoiding(avoided: Mapping[str, Avoided], taken_back: Iterable[Withdrawal]) -> dict[str, Avoided]:
+    """What is avoided once these Jobs were taken back: of nodes and of workloads the latest, and no more than fit."""
+    found = dict(avoided)
+    for withdrawal in taken_back:
+        if withdrawal.avoid:
+            known = found.pop(withdrawal.uid, None)
+            before = known.nodes if known is not None and known.generation == withdrawal.generation else ()
+            nodes = (*(name for name in before if name != withdrawal.avoid), withdrawal.avoid)
+            found[withdrawal.uid] = Avoided(withdrawal.generation, nodes[-AVOIDED_NODES:])
+    return dict(list(found.items())[-_AVOIDING:])
 
 
 def later(known: Turn | None, turn: Turn) -> Turn:

@@ -16,7 +16,7 @@ from planning.backoff import delay
 from planning.model import JobView, NodeView, PodView, Turn, Verdict, WorkloadView
 from planning.naming import spec_hash
 
-StepKind = Literal["follow", "finish", "retry", "again", "suspend", "queued", "tear_down", "gone"]
+StepKind = Literal["follow", "finish", "retry", "again", "suspend", "withdrawn", "queued", "tear_down", "gone"]
 
 NO_SUITABLE_NODE = "NoSuitableNode"
 JOB_REFUSED = "JobRefused"
@@ -25,6 +25,7 @@ JOB_FAILED = "JobFailed"
 EVICTED = "Evicted"
 JOB_DELETED = "JobDeleted"
 SPEC_EDITED = "SpecEdited"
+WITHDRAWN = "Withdrawn"
 DEADLINE_EXCEEDED = "DeadlineExceeded"
 MAX_RETRIES_EXCEEDED = "MaxRetriesExceeded"
 
@@ -75,6 +76,7 @@ class Step:
     finish     write the tombstone (`phase`), then delete `delete` and remove the finalizer
     retry      a failure was counted: back to the queue with `turn` after `delay` seconds, and delete `delete`
     again      nothing was counted: back to the queue with `turn` at once, and delete `delete`
+    withdrawn  the same, but the ledger took the Job back and tells of it itself
     suspend    delete `delete`; `turn` comes after the suspension
     queued     the ledger's turn; delete `delete` (left over from turns before)
     tear_down  delete `delete`; the finalizer may go when `done`
@@ -154,6 +156,8 @@ def next_step(observation: Observation, turn: Turn, verdict: Verdict | None, jit
         return _failed(case, newest)
     if newest.deleting:
         # Also when it has failed meanwhile: taking a Job back kills its pod, and that is nobody's failure.
+        if newest.withdrawn:
+            return replace(_again(newest, case, WITHDRAWN, f"Job {newest.name} was withdrawn"), kind="withdrawn")
         message = f"Job {newest.name} was deleted before it finished; the workload goes back to the queue"
         return _again(newest, case, JOB_DELETED, message)
     if suspended:

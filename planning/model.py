@@ -100,6 +100,7 @@ class JobView:
     counted: bool = False  # the Job controller counted a pod of it, once or now
     strategy: str = ""
     spec_hash: str = ""  # of the spec that it was made from; '' for a Job of an older build
+    withdrawn: bool = False  # the ledger marked it before it took it back; nobody else's deletion looks like this
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +168,18 @@ class Assignment:
     job_name: str
 
 
+# Nodes remembered for a workload: enough for the usual cause (a zone, a kind of node), small in every history.
+AVOIDED_NODES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Avoided:
+    """The nodes on which the kube-scheduler found no place for a workload of this generation, the latest last."""
+
+    generation: int
+    nodes: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Ledger:
     """The placement ledger's durable state, passed to every decision; all else is read from the cluster.
@@ -178,6 +191,7 @@ class Ledger:
     rejected: workloads whose template the API server refused in a dry run -> the generation it refused.
     made: the resourceVersion that an in-flight promise's Job was created with, once it is known to be: a cache that
     has seen that version and shows no such Job tells that the Job came and went, and the promise with it.
+    avoided: workloads that were withdrawn since a pod of theirs was last bound -> where; other nodes go first.
     """
 
     in_flight: dict[str, Assignment] = field(default_factory=dict)
@@ -186,6 +200,7 @@ class Ledger:
     accepted: dict[str, int] = field(default_factory=dict)
     rejected: dict[str, int] = field(default_factory=dict)
     made: dict[str, int] = field(default_factory=dict)
+    avoided: dict[str, Avoided] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +248,7 @@ class Withdrawal:
 
     `generation`: of the workload. 0: decided by an older build, whose ledgers took the turn with the decision; they
     still do when their histories are replayed, so that the same commands follow.
+    `avoid`: the Job's node, if the kube-scheduler tried its pod there; a pod that nobody tried says nothing of a node.
     """
 
     uid: str
@@ -244,6 +260,7 @@ class Withdrawal:
     message: str
     job_version: int = 0  # the Job's resourceVersion as it was decided upon
     generation: int = 0
+    avoid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +274,7 @@ class Decision:
     withdrawals: list[Withdrawal] = field(default_factory=list)
     seen: list[str] = field(default_factory=list)  # UIDs whose promise is over: its Job is visible, or came and went
     forget: list[str] = field(default_factory=list)  # UIDs of the ledger that are gone or tombstones
+    reconsidered: list[str] = field(default_factory=list)  # UIDs for which no node is avoided any more
     queued: int = 0  # workloads still waiting for a place after this round
     more: bool = False  # the round was cut at its limit; decide again at once
     wake_after: float | None = None  # seconds until something is due (a bind deadline)

@@ -29,6 +29,7 @@ STRATEGY_ANNOTATION = f"{GROUP}/strategy"  # on a Job: who chose its node; on a 
 NODE_ANNOTATION = f"{GROUP}/node"
 REQUESTS_ANNOTATION = f"{GROUP}/requests"
 SPEC_HASH_ANNOTATION = f"{GROUP}/spec-hash"  # on a Job: of the spec that it was made from
+WITHDRAWN_ANNOTATION = f"{GROUP}/withdrawn"  # on a Job that the ledger takes back: why
 
 CONTAINER = "gpu-workload"
 JOB_SELECTOR = f"{CONTROLLER_LABEL}={CONTROLLER_VALUE}"

@@ -17,25 +17,25 @@ from planning.capacity import Belongings, Room, room, standing
 from planning.filters import Constraints, Shape, able_when_empty, explain_never, explain_now, refusal
 from planning.jobs import refusal as spec_refusal
 from planning.jobs import shape_of
-from planning.lifecycle import JOB_REFUSED, NO_SUITABLE_NODE
+from planning.lifecycle import JOB_REFUSED, NO_SUITABLE_NODE, WITHDRAWN
 from planning.model import (
+    AVOIDED_NODES,
     Assignment,
     Decision,
     Defaults,
-    JobView,
     Ledger,
     NodeView,
-    PodView,
     Resources,
     Snapshot,
     Turn,
     Verdict,
     Waiting,
-    Withdrawal,
     WorkloadView,
 )
 from planning.naming import job_name
 from planning.strategies import Candidate, Request, Strategy
+from planning.strategies.random import Random
+from planning.withdrawals import next_deadline, to_reconsider, withdrawals
 
 INVALID = "Invalid"
 UNKNOWN_STRATEGY = "UnknownStrategy"
@@ -48,9 +48,6 @@ WAITING_FOR_PODS = "WaitingForPods"
 _BUDGET = 384 * 1024
 _ENTRY = 448
 
-# A Job whose pod the kube-scheduler has not tried yet has lost its place to nobody: the Job controller or the scheduler
-# is behind, or something refuses its pods. It is given this many bind deadlines before it is taken back.
-_UNTRIED = 4
 _PODLESS = (
     "no pod could be created for its Jobs: a quota, the namespace's PodSecurity level or a webhook refuses them "
     "(`kubectl get events` of the namespace names it)"
@@ -149,8 +146,9 @@ def decide(snapshot: Snapshot, ledger: Ledger, settings: Settings, *, limit: int
     floor = _Floor(snapshot.nodes, room(snapshot, promised, mine))
     decision, budget = Decision(), _Budget()
     more, queued = False, 0
+    reconsidered = to_reconsider(snapshot, mine, ledger)
 
-    for withdrawal in _withdrawals(snapshot, mine, settings):
+    for withdrawal in withdrawals(snapshot, mine, settings):
         if budget.pays(withdrawal.message):
             decision.withdrawals.append(withdrawal)
         else:
@@ -178,6 +176,8 @@ def decide(snapshot: Snapshot, ledger: Ledger, settings: Settings, *, limit: int
             entries = decision.examine
         elif status.shows(view, found.reason):
             continue
+        elif found.reason == WAITING_FOR_PODS and status.shows(view, WITHDRAWN):
+            continue  # that tells more
         else:
             entries = decision.waiting
         if budget.pays(found.message):
@@ -201,10 +201,12 @@ def decide(snapshot: Snapshot, ledger: Ledger, settings: Settings, *, limit: int
             continue
         fitting = [] if shape in floor.full else floor.fitting(shape)
         if fitting:
-            request = Request(view.uid, view.namespace, view.name, shape.requests)
-            name = wish.strategy.choose(request, fitting, seed)
-            floor.take(name, shape.requests)
-            decision.assignments.append(_assignment(wish, name))
+            avoided = ledger.avoided.get(view.uid) if view.uid not in reconsidered else None
+            assignment, anew = _assignment(wish, fitting, avoided.nodes if avoided else (), seed)
+            floor.take(assignment.node, shape.requests)
+            decision.assignments.append(assignment)
+            if anew:
+                reconsidered.append(view.uid)
         elif floor.never(shape):
             message = floor.explain(shape)
             if budget.pays(message):
@@ -232,7 +234,8 @@ def decide(snapshot: Snapshot, ledger: Ledger, settings: Settings, *, limit: int
         forget=_forget(snapshot, ledger),
         queued=queued,
         more=more,
-        wake_after=_wake_after(snapshot, mine, settings, bool(decision.assignments or promised)),
+        reconsidered=reconsidered,
+        wake_after=next_deadline(snapshot, mine, settings, bool(decision.assignments or promised)),
     )
 
 
@@ -280,75 +283,31 @@ def _wait(view: WorkloadView, reason: str, message: str) -> Waiting:
     return Waiting(view.uid, view.namespace, view.name, view.resource_version, reason, message)
 
 
-def _assignment(wish: _Queued, node: str) -> Assignment:
+def _assignment(
+    wish: _Queued, fitting: list[Candidate], avoided: tuple[str, ...], seed: int
+) -> tuple[Assignment, bool]:
+    """The workload's place: on a node where it was not withdrawn before, if there is one; if not (True) it begins anew.
+
+    A strategy that always chooses alike would go round in a circle among the nodes that are remembered and the next
+    one. Where that many were tried in vain, chance goes on: it gets everywhere in the end.
+    """
     view, turn = wish.view, wish.turn
-    return Assignment(
+    others = [candidate for candidate in fitting if candidate.node.name not in avoided]
+    strategy = Random() if others and len(avoided) >= AVOIDED_NODES else wish.strategy
+    request = Request(view.uid, view.namespace, view.name, wish.shape.requests)
+    assignment = Assignment(
         uid=view.uid,
         namespace=view.namespace,
         name=view.name,
         generation=view.generation,
         resource_version=view.resource_version,
         turn=turn,
-        node=node,
+        node=strategy.choose(request, others or fitting, seed),
         requests=wish.shape.requests,
-        strategy=wish.strategy.name,
+        strategy=strategy.name,
         job_name=job_name(view.name, view.uid, turn.attempt),
     )
-
-
-def _unbound(snapshot: Snapshot, mine: Belongings) -> list[JobView]:
-    """Unfinished Jobs none of whose pods is known to be on a node."""
-    return [
-        job
-        for job in snapshot.jobs
-        if not job.finished and not job.deleting and not mine.bound(job.namespace, job.workload_uid, job.name)
-    ]
-
-
-def _withdrawals(snapshot: Snapshot, mine: Belongings, settings: Settings) -> list[Withdrawal]:
-    """Jobs whose pod found no place in time: somebody else took it.
-
-    A Job without any visible pod counts only if its controller never counted one as going: a pod that ran and ended
-    is not live any more, and the Job's own end may just not be visible yet.
-    """
-    living = {view.uid: view for view in snapshot.workloads if not view.finished and not view.deleting}
-    found = []
-    for job in _unbound(snapshot, mine):
-        if job.workload_uid not in living:
-            continue
-        pods = _pods_of(job, mine)
-        if job.ready or (not pods and job.counted):
-            continue
-        if snapshot.now - job.created < _patience(pods, settings):
-            continue
-        why = next((pod.blocked for pod in pods if pod.blocked), "" if pods else "no pod was created for it")
-        message = f"Job {job.name} found no place on node {job.node} in {settings.bind_deadline_seconds} s"
-        found.append(
-            Withdrawal(
-                uid=job.workload_uid,
-                namespace=job.namespace,
-                name=living[job.workload_uid].name,
-                generation=living[job.workload_uid].generation,
-                job_name=job.name,
-                job_uid=job.uid,
-                # Without a pod nobody took the place: something refuses its pods, and that counts as a failure. A Job
-                # that was never looked at (it has no start time) waits for its controller, and that is nobody's.
-                next_turn=Turn(job.attempt + 1, job.retries + (0 if pods or job.started is None else 1)),
-                message=f"{message} ({why}); it is placed anew" if why else f"{message}; it is placed anew",
-                job_version=job.resource_version,
-            )
-        )
-    return found
-
-
-def _pods_of(job: JobView, mine: Belongings) -> list[PodView]:
-    return [pod for pod in mine.pods.get((job.namespace, job.workload_uid), ()) if pod.job_name == job.name]
-
-
-def _patience(pods: list[PodView], settings: Settings) -> float:
-    """Seconds from a Job's creation after which it is taken back if nothing of it is on a node."""
-    tried = any(pod.blocked for pod in pods)
-    return float(settings.bind_deadline_seconds * (1 if tried else _UNTRIED))
+    return assignment, not others
 
 
 def _seen(ledger: Ledger, promised: Mapping[str, Assignment]) -> list[str]:
@@ -364,17 +323,7 @@ def _forget(snapshot: Snapshot, ledger: Ledger) -> list[str]:
     made must be known to be gone.
     """
     alive = {view.uid for view in snapshot.workloads if not view.finished}
-    gone = {*ledger.in_flight, *ledger.turns, *ledger.held, *ledger.accepted, *ledger.rejected} - alive
+    gone = {*ledger.in_flight, *ledger.turns, *ledger.held, *ledger.accepted, *ledger.rejected, *ledger.avoided} - alive
     unseen = {uid for uid, version in ledger.made.items() if version > snapshot.jobs_version}
     held_up = unseen | {job.workload_uid for job in snapshot.jobs if not job.finished and job.workload_uid in gone}
     return sorted(gone - held_up)
-
-
-def _wake_after(snapshot: Snapshot, mine: Belongings, settings: Settings, promised: bool) -> float | None:
-    """Seconds until the next bind deadline; a promise whose Job is not visible has its whole deadline before it."""
-    deadline = float(settings.bind_deadline_seconds)
-    due = [job.created + _patience(_pods_of(job, mine), settings) - snapshot.now for job in _unbound(snapshot, mine)]
-    waits = [min(seconds, deadline) for seconds in due if seconds > 0]  # a clock that jumped back must not add to it
-    if promised:
-        waits.append(deadline)
-    return min(waits, default=None)

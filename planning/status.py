@@ -82,7 +82,7 @@ def project(view: WorkloadView, step: Step, now: float) -> Status | None:
             return _finished(view, step, now)
         case "tear_down":
             return _tearing_down(view, step)
-        case "queued" | "gone":
+        case "withdrawn" | "queued" | "gone":
             return None
 
 

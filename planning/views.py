@@ -21,6 +21,7 @@ from planning.naming import (
     RETRIES_ANNOTATION,
     SPEC_HASH_ANNOTATION,
     STRATEGY_ANNOTATION,
+    WITHDRAWN_ANNOTATION,
     WORKLOAD_UID_LABEL,
 )
 from planning.podspecs import mapping, mappings, pod_requests, resources_of, text
@@ -131,6 +132,7 @@ def job_view(raw: object) -> JobView | None:
         counted=_counted(status),
         strategy=text(annotations.get(STRATEGY_ANNOTATION))[:63],
         spec_hash=text(annotations.get(SPEC_HASH_ANNOTATION))[:63],
+        withdrawn=WITHDRAWN_ANNOTATION in annotations,
     )
 
 

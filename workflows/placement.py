@@ -141,7 +141,7 @@ class Placement:
             done = await workflow.execute_activity(
                 CARRY_OUT,
                 CarryOut(
-                    replace(decision, seen=[], forget=[]),
+                    replace(decision, seen=[], forget=[], reconsidered=[]),
                     {a.uid: self._traces.pop(a.uid) for a in decision.assignments if a.uid in self._traces},
                 ),
                 result_type=CarriedOut,

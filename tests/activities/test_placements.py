@@ -14,6 +14,7 @@ from temporalio.testing import ActivityEnvironment
 from activities.placements import ATTEMPTS, Placements
 from activities.signatures import STATUS_LIMIT, CarryOut
 from kube.errors import Conflict, Forbidden, NotFound, Unavailable
+from kube.resources import JOBS
 from planning.ledger import after_carrying_out, after_deciding
 from planning.model import (
     Assignment,
@@ -92,7 +93,9 @@ class Server:
         self.conflicts = conflicts
         self.patches: list[dict[str, Any]] = []
 
-    async def merge_patch(self, _: Any, name: str, namespace: str, body: dict[str, Any], **__: Any) -> dict[str, Any]:
+    async def merge_patch(
+        self, kind: Any, name: str, namespace: str, body: dict[str, Any], **__: Any
+    ) -> dict[str, Any]:
         if self.conflicts:
             self.conflicts -= 1
             raise Conflict("it changed", reason="Conflict", request=name)
@@ -142,61 +145,121 @@ async def test_a_verdict_that_reaches_nobody_holds_nobody() -> None:
 WITHDRAWAL = Withdrawal("u", "ns", "w", "w-u-0", "j", Turn(1), "m", job_version=5, generation=1)
 
 
-def stored_job(uid: str = "j", version: int = 6, **metadata: Any) -> dict[str, Any]:
+MARK = "gpu.warp.dev/withdrawn"
+
+
+def stored_job(uid: str = "j", version: int = 5, mark: str | None = None, **metadata: Any) -> dict[str, Any]:
     labels = {"gpu.warp.dev/workload-uid": "u", "gpu.warp.dev/attempt": "0"}
     names = {"uid": uid, "namespace": "ns", "name": "w-u-0", "resourceVersion": str(version), "labels": labels}
-    return {"metadata": names | metadata, "spec": {}, "status": {}}
+    annotations = {MARK: mark} if mark is not None else {}
+    return {"metadata": names | {"annotations": annotations} | metadata, "spec": {}, "status": {}}
 
 
-class Deletions:
-    """Answers deletions as told, and remembers what they were bound to. `job` is what is there then."""
+class Jobs(Server):
+    """Keeps one Job as an API server does. `refusal` is its answer to deletions."""
 
-    def __init__(self, answer: Exception | None = None, job: dict[str, Any] | None = None) -> None:
-        self.answer, self.job = answer, job
-        self.asked: list[tuple[str, str, int]] = []
+    def __init__(self, job: dict[str, Any] | None = None, refusal: Exception | None = None) -> None:
+        super().__init__()
+        self.job, self.refusal = job, refusal
+
+    def _found(self, uid: str, version: object) -> dict[str, Any]:
+        if self.job is None:
+            raise NotFound("no such Job", reason="NotFound")
+        meta: dict[str, Any] = self.job["metadata"]
+        if meta["uid"] != uid or version not in (None, meta["resourceVersion"]):
+            raise Conflict("it changed", reason="Conflict")
+        return meta
 
     async def get(self, *_: Any) -> dict[str, Any]:
         if self.job is None:
             raise NotFound("no such Job", reason="NotFound")
         return self.job
 
-    async def delete(self, _: Any, name: str, __: str, *, uid: str, resource_version: int, **___: Any) -> None:
-        self.asked.append((name, uid, resource_version))
-        if self.answer is not None:
-            raise self.answer
+    async def merge_patch(
+        self, kind: Any, name: str, namespace: str, body: dict[str, Any], **more: Any
+    ) -> dict[str, Any]:
+        if kind != JOBS:
+            return await super().merge_patch(kind, name, namespace, body, **more)
+        meta = self._found(body["metadata"]["uid"], body["metadata"].get("resourceVersion"))
+        marks = meta["annotations"] | body["metadata"]["annotations"]
+        changed = {key: value for key, value in marks.items() if value is not None}
+        if changed != meta["annotations"]:
+            meta |= {"annotations": changed, "resourceVersion": str(int(meta["resourceVersion"]) + 1)}
+        assert self.job is not None
+        return self.job
+
+    async def delete(self, _: Any, __: str, ___: str, *, uid: str, resource_version: object, **____: Any) -> None:
+        meta = self._found(uid, str(resource_version))
+        if self.refusal is not None:
+            raise self.refusal
+        meta |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "resourceVersion": "99"}
+
+
+async def withdraw(server: Jobs, attempt: int = 1, cache: Cache | None = None) -> list[str]:
+    done = await carry_out(Decision(withdrawals=[WITHDRAWAL]), attempt, cache=cache, kube=server)
+    stale: list[str] = done.stale
+    return stale
+
+
+def marks(server: Jobs) -> dict[str, str]:
+    assert server.job is not None
+    found: dict[str, str] = server.job["metadata"]["annotations"]
+    return found
+
+
+async def test_a_job_is_marked_and_taken_back_as_it_was_decided_upon() -> None:
+    server = Jobs(stored_job())
+    assert await withdraw(server) == []
+    assert marks(server) == {MARK: "m"}
+    assert server.job is not None and "deletionTimestamp" in server.job["metadata"]
+    assert await withdraw(server, 2) == [], "a result that was lost: the Job is going, and counts as taken back"
+    server.job = None
+    assert await withdraw(server, 3) == []
+    server.job = stored_job("of-a-later-turn")
+    assert await withdraw(server, 4) == []
 
 
 async def test_a_job_that_changed_since_it_was_decided_upon_is_not_withdrawn() -> None:
-    server = Deletions()
-    assert (await carry_out(Decision(withdrawals=[WITHDRAWAL]), kube=server)).stale == []
-    assert server.asked == [("w-u-0", "j", 5)]
-    moved = Deletions(Conflict("it runs by now", reason="Conflict"), stored_job())
-    assert (await carry_out(Decision(withdrawals=[WITHDRAWAL]), kube=moved)).stale == ["u"]
+    moved = Jobs(stored_job(version=6))
+    assert await withdraw(moved) == ["u"] and marks(moved) == {}
+    # It found its place between the mark and the deletion, or the worker died there.
+    late = Jobs(stored_job(), Conflict("it runs by now", reason="Conflict"))
+    assert await withdraw(late) == ["u"] and marks(late) == {}
+    died = Jobs(stored_job(version=6, mark="m"))
+    assert await withdraw(died, 2) == ["u"] and marks(died) == {}
 
 
-GOING: dict[str, Any] = {"deletionTimestamp": "2026-01-01T00:00:00Z"}
-
-
-@pytest.mark.parametrize("found", [stored_job(**GOING), stored_job("of-a-later-turn"), None])
-async def test_a_withdrawal_whose_result_was_lost_counts_as_done_when_it_is_repeated(found: Any) -> None:
-    again = Deletions(Conflict("it changed", reason="Conflict"), found)
-    assert (await carry_out(Decision(withdrawals=[WITHDRAWAL]), 2, kube=again)).stale == []
+async def test_what_somebody_else_took_away_was_not_withdrawn() -> None:
+    going = Jobs(stored_job(version=6, deletionTimestamp="2026-01-01T00:00:00Z"))
+    assert await withdraw(going) == ["u"] and marks(going) == {}
+    assert await withdraw(Jobs()) == ["u"]
 
 
 async def test_a_withdrawal_that_is_refused_or_given_up_on_is_none() -> None:
-    refused = Deletions(Forbidden("a policy refuses it", reason="Forbidden"))
-    assert (await carry_out(Decision(withdrawals=[WITHDRAWAL]), kube=refused)).stale == ["u"]
-    slow = Deletions(Unavailable("no answer in time", reason="Timeout"))
-    assert (await carry_out(Decision(withdrawals=[WITHDRAWAL]), ATTEMPTS, kube=slow)).stale == ["u"]
+    assert await withdraw(Jobs(stored_job(), Forbidden("a policy refuses it", reason="Forbidden"))) == ["u"]
+    slow = Jobs(stored_job(), Unavailable("no answer in time", reason="Timeout"))
+    assert await withdraw(slow, ATTEMPTS) == ["u"]
+
+
+async def test_the_status_of_a_withdrawn_workload_says_so_and_why_once() -> None:
+    cache, server = Cache(workload_view(stored())), Jobs(stored_job())
+    assert await withdraw(server, cache=cache) == []
+    (patch,) = server.patches
+    told = patch["status"]
+    assert (told["phase"], told["message"], told["attempt"], told["assignedNode"]) == ("Scheduling", "m", 1, None)
+    scheduled = next(c for c in told["conditions"] if c["type"] == "Scheduled")
+    assert (scheduled["status"], scheduled["reason"], scheduled["message"]) == ("False", "Withdrawn", "m")
+    assert await withdraw(server, 2, cache=cache) == []
+    assert len(server.patches) == 1
 
 
 async def test_nothing_is_given_up_on_while_nobody_answers_but_a_slow_answer_holds_up_nobody() -> None:
     with pytest.raises(Unavailable):
         await carry_out(Decision(withdrawals=[WITHDRAWAL]), 100)
-    slow = Deletions(Unavailable("no answer in time", reason="Timeout"))
+    slow = Jobs(stored_job(), Unavailable("no answer in time", reason="Timeout"))
     with pytest.raises(Unavailable):
-        await carry_out(Decision(withdrawals=[WITHDRAWAL]), ATTEMPTS - 1, kube=slow)
-    await carry_out(Decision(withdrawals=[WITHDRAWAL]), ATTEMPTS, kube=slow)
+        await withdraw(slow, ATTEMPTS - 1)
+    await withdraw(slow, ATTEMPTS)
 
 
 async def test_a_running_job_is_shown_once_and_known_before_the_watch_tells() -> None:
@@ -241,7 +304,7 @@ async def test_statuses_that_nobody_may_write_do_not_keep_the_others_out() -> No
 
     class Locked(Server):
         async def merge_patch(
-            self, _: Any, name: str, namespace: str, body: dict[str, Any], **__: Any
+            self, kind: Any, name: str, namespace: str, body: dict[str, Any], **__: Any
         ) -> dict[str, Any]:
             asked.append(name)
             if namespace == "locked":

@@ -161,3 +161,13 @@ async def test_a_cache_that_is_not_behind_asks_for_no_version() -> None:
     server = Server()
     assert (await look("ns", server)).restored is False
     assert server.listed == []
+
+
+async def test_why_a_job_was_withdrawn_is_left_to_the_ledger_to_tell() -> None:
+    server, going = Server(), replace(REAL, ready=False, deleting=True)
+    followed = await look("ns", server, (replace(going, withdrawn=True),))
+    assert (followed.next, followed.within, followed.turn) == ("retry", 0.0, Turn(1))
+    assert server.patched == []
+    followed = await look("ns", server, (going,))
+    assert (followed.next, followed.turn) == ("retry", Turn(1))
+    assert server.patched == [("ns", "Scheduling")], "what somebody else deleted, it tells itself"

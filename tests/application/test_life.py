@@ -249,12 +249,13 @@ async def test_a_pod_that_finds_no_place_in_time_is_withdrawn_and_placed_anew(te
     await tenant.apply("w", 2, template=template)
 
     async def withdrawn() -> bool:
-        return bool((await tenant.get("w")).get("status", {}).get("attempt", 0) >= 1)
+        told = [e for e in await tenant.events("w") if e["reason"] == "Withdrawn" and "affinity" in e["note"]]
+        return bool(told) and bool((await tenant.get("w")).get("status", {}).get("attempt", 0) >= 1)
 
-    await eventually(withdrawn, 40, lambda: "the first Job was not withdrawn")
+    await eventually(withdrawn, 40, lambda: "the first Job was not withdrawn, or nobody told why")
     raw = await tenant.get("w")
     assert raw["status"]["retryCount"] == 0
-    assert "Withdrawn" in [e["reason"] for e in await tenant.events("w")]
+    assert "JobDeleted" not in [e["reason"] for e in await tenant.events("w")]
 
 
 async def test_an_unknown_strategy_names_those_installed(tenant: Tenant) -> None:

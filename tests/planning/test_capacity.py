@@ -145,7 +145,8 @@ class World:
         made, stale = {}, []
         for withdrawal in decision.withdrawals:
             it = self.jobs.get(withdrawal.job_name)
-            if it is None or it.deleting or it.resource_version == withdrawal.job_version:
+            if it is not None and it.resource_version == withdrawal.job_version:
+                self.put("jobs", it.name, replace(it, withdrawn=True))
                 self.delete_job(withdrawal.job_name)
             else:
                 stale.append(withdrawal.uid)
@@ -205,7 +206,7 @@ class World:
             if not jobs or self.workloads[uid].finished:
                 continue
             step = self.look(uid, view, jobs)
-            if step.kind in ("retry", "again"):
+            if step.kind in ("retry", "again", "withdrawn"):
                 self.ledger = after_requeue(self.ledger, uid, step.turn)
                 self.turns[uid] = step.turn
             if step.kind == "finish":

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from planning.ledger import after_carrying_out, after_deciding, after_requeue, later, still_due
-from planning.model import Assignment, Decision, Ledger, Resources, Turn, Verdict, Withdrawal
+from planning.model import AVOIDED_NODES, Assignment, Avoided, Decision, Ledger, Resources, Turn, Verdict, Withdrawal
 
 
 def assignment(uid: str, turn: Turn | None = None) -> Assignment:
@@ -66,6 +67,54 @@ def test_what_an_older_build_withdrew_took_its_turn_with_the_decision() -> None:
     decided = after_deciding(Ledger(), Decision(withdrawals=[old]))
     assert decided.turns == {"a": Turn(1, 0)}
     assert after_carrying_out(decided, [old], ["a"], [], {}, {}, {}) == decided
+
+
+def withdrawn_on(name: str, uid: str = "a", generation: int = 1) -> Withdrawal:
+    return replace(BACK, uid=uid, generation=generation, avoid=name)
+
+
+def withdraw(ledger: Ledger, *withdrawals: Withdrawal, stale: tuple[str, ...] = ()) -> Ledger:
+    decided = after_deciding(ledger, Decision(withdrawals=list(withdrawals)))
+    return after_carrying_out(decided, withdrawals, stale, [], {}, {}, {})
+
+
+def test_where_a_workload_was_withdrawn_is_remembered_until_it_is_reconsidered_or_gone() -> None:
+    ledger = withdraw(withdraw(Ledger(), withdrawn_on("n")), withdrawn_on("o"))
+    assert ledger.avoided == {"a": Avoided(1, ("n", "o"))}
+    assert withdraw(ledger, withdrawn_on("n")).avoided["a"].nodes == ("o", "n"), "each once, the latest last"
+    assert withdraw(ledger, withdrawn_on("")).avoided == ledger.avoided, "nobody tried the pod there"
+    assert withdraw(ledger, withdrawn_on("p"), stale=("a",)).avoided == ledger.avoided, "the Job goes on"
+    assert withdraw(ledger, withdrawn_on("p", generation=2)).avoided == {"a": Avoided(2, ("p",))}
+    assert after_deciding(ledger, Decision(reconsidered=["a"])).avoided == {}
+    assert after_deciding(ledger, Decision(forget=["a"])) == Ledger()
+    assert after_requeue(ledger, "a", Turn(3, 0)).avoided == ledger.avoided
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30)), min_size=40, max_size=80))
+def test_a_workloads_memory_of_nodes_is_bounded_and_the_latest_stays(story: list[tuple[int, int]]) -> None:
+    ledger = Ledger()
+    for uid, where in story:
+        ledger = withdraw(ledger, withdrawn_on(f"n{where}", f"w{uid}"))
+        assert ledger.avoided[f"w{uid}"].nodes[-1] == f"n{where}"
+    assert all(len(set(a.nodes)) == len(a.nodes) <= AVOIDED_NODES for a in ledger.avoided.values())
+
+
+def test_the_memory_of_nodes_has_room_for_the_latest_workloads() -> None:
+    ledger = Ledger()
+    for i in range(300):
+        ledger = withdraw(ledger, withdrawn_on("n", f"w{i}"))
+    assert list(ledger.avoided) == [f"w{i}" for i in range(44, 300)]
+
+
+def test_what_older_builds_recorded_is_still_read() -> None:
+    ledger = TypeAdapter(Ledger).validate_json('{"turns": {"a": {"attempt": 1, "retries": 0}}}')
+    assert ledger == Ledger(turns={"a": Turn(1, 0)})
+    assert TypeAdapter(Decision).validate_json('{"forget": ["a"]}').reconsidered == []
+    names = {"uid": "a", "namespace": "ns", "name": "a", "job_name": "a-0", "job_uid": "j", "message": "no place"}
+    old = TypeAdapter(Withdrawal).validate_python(names | {"next_turn": {"attempt": 1, "retries": 0}})
+    assert old == replace(BACK, generation=0)
+    known = Ledger(avoided={"a": Avoided(1, ("n",))})
+    assert TypeAdapter(Ledger).validate_json(TypeAdapter(Ledger).dump_json(known)) == known
 
 
 def test_a_refused_workload_is_held_until_it_comes_back() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from planning.lifecycle import FailureDetail, JobRef, Observation, Step, next_step
 from planning.model import TOMBSTONES, JobView, Turn, Verdict, WorkloadView
 from planning.naming import spec_hash
+from planning.status import project
 from tests.planning.builders import NOW, job, node, pod, taint, workload
 
 HERE = node("n")
@@ -152,6 +153,15 @@ def test_a_job_deleted_by_hand_sends_the_workload_back_without_a_retry() -> None
     assert (step.kind, step.turn, step.reason) == ("again", Turn(4, 2), "JobDeleted")
 
 
+def test_a_withdrawn_job_sends_the_workload_back_and_the_ledger_tells_why() -> None:
+    it = job("a", "n", 3, retries=2, withdrawn=True, deleting=True)
+    for newest in (it, replace(failed(attempt=3, retries=2), withdrawn=True, deleting=True)):
+        step = look(workload("a"), newest)
+        assert (step.kind, step.turn, step.delay, step.failure) == ("withdrawn", Turn(4, 2), 0.0, "")
+        assert step.delete == refs(newest) and project(workload("a"), step, NOW) is None
+    assert look(workload("a"), replace(it, deleting=False)).kind == "follow", "it may still find its place"
+
+
 def test_a_verdict_costs_a_retry_with_its_reason() -> None:
     verdict = Verdict("a", "ns", "a", Turn(1, 1), "NoSuitableNode", "no node has 8 GPUs; the largest has 4")
     step = look(workload("a", 8), turn=Turn(1, 1), verdict=verdict, node=None)
@@ -237,12 +247,13 @@ def test_an_edit_that_makes_the_spec_invalid_leaves_the_job_alone() -> None:
 
 
 JOBS = st.builds(
-    lambda attempt, retries, finished, reason, ready, deleting: job(
-        "a", "n", attempt, retries=retries, finished=finished, reason=reason, ready=ready, deleting=deleting
+    lambda attempt, retries, finished, reason, ready, deleting, withdrawn: job(
+        "a", "n", attempt, retries=retries, finished=finished, reason=reason, ready=ready, deleting=deleting,
+        withdrawn=withdrawn,
     ),
     st.integers(0, 9), st.integers(0, 12), st.sampled_from(["", "Complete", "Failed"]),
     st.sampled_from(["", "DeadlineExceeded", "PodFailurePolicy", "BackoffLimitExceeded", "Strange"]),
-    st.booleans(), st.booleans(),
+    st.booleans(), st.booleans(), st.booleans(),
 )  # fmt: skip
 WORKLOADS = st.builds(
     lambda spec, deleting, phase: workload("a", spec=spec, deleting=deleting, status={"phase": phase}),
@@ -267,9 +278,9 @@ def test_every_state_has_a_step_that_keeps_the_rules(
     if step.kind == "retry":
         assert 1 <= step.turn.retries <= limit and 0 < step.delay <= 300 and step.failure
         assert step.turn.attempt > max((it.attempt for it in jobs), default=-1)
-    if step.kind in ("retry", "again", "suspend", "finish", "gone", "tear_down"):
+    if step.kind in ("retry", "again", "withdrawn", "suspend", "finish", "gone", "tear_down"):
         assert {ref.uid for ref in step.delete} == all_jobs, "nothing may be left behind"
-    if step.kind == "again":
+    if step.kind in ("again", "withdrawn"):
         assert step.failure == "" and step.delay == 0
     if step.kind == "finish":
         assert step.phase in TOMBSTONES

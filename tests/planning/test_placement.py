@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from planning import status
 from planning.ledger import after_carrying_out, after_deciding
-from planning.model import Ledger, Resources, Turn, WorkloadView
+from planning.model import Avoided, Ledger, Resources, Turn, WorkloadView
 from planning.strategies import Candidate, Request, find, installed
 from tests.planning.builders import GIB, NOW, job, node, placed, pod, promise, round_of, snapshot, taint, workload
 
@@ -297,7 +297,9 @@ def test_withdrawing_and_seeing_in_one_round_keeps_the_next_turn() -> None:
     )
     decided = after_deciding(ledger, decision)
     assert decided == Ledger()
-    assert after_carrying_out(decided, decision.withdrawals, [], [], {}, {}, {}) == Ledger(turns={"a": Turn(1, 0)})
+    assert after_carrying_out(decided, decision.withdrawals, [], [], {}, {}, {}) == Ledger(
+        turns={"a": Turn(1, 0)}, avoided={"a": Avoided(1, ("n",))}
+    )
 
 
 def candidate(name: str, free: int, labels: Mapping[str, str] = {}, *, cpu: int = 64_000) -> Candidate:

@@ -188,6 +188,13 @@ def test_a_job_whose_pod_was_ever_counted_is_known(status: dict[str, Any], count
     assert view is not None and view.counted is counted
 
 
+def test_a_job_that_the_ledger_takes_back_is_known_by_its_mark() -> None:
+    meta: dict[str, Any] = {"uid": "j", "labels": {"gpu.warp.dev/workload-uid": "u"}}
+    for given_marks, withdrawn in [({}, False), ({"gpu.warp.dev/withdrawn": "no place"}, True)]:
+        view = job_view({"metadata": meta | {"annotations": given_marks}})
+        assert view is not None and view.withdrawn is withdrawn
+
+
 def test_numbers_that_no_status_can_hold_are_cut() -> None:
     labels = {"gpu.warp.dev/workload-uid": "u", "gpu.warp.dev/attempt": "9" * 20}
     view = job_view({"metadata": {"uid": "j", "labels": labels, "annotations": {"gpu.warp.dev/retries": "9" * 20}}})

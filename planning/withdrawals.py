@@ -1,0 +1,100 @@
+"""Decides which Jobs are taken back because their pod found no place in time, and when the next one may be.
+
+For the placement round. Planning does not count all that the kube-scheduler checks (volumes, devices, pods' affinity to
+each other), so a node that looks free may be none for this workload. The ledger remembers where that was so; here is
+also said when it may forget it.
+"""
+
+from __future__ import annotations
+
+from crds.settings import Settings
+from planning.capacity import Belongings
+from planning.model import JobView, Ledger, PodView, Snapshot, Turn, Withdrawal
+
+# A Job whose pod the kube-scheduler has not tried yet has lost its place to nobody: the Job controller or the scheduler
+# is behind, or something refuses its pods. It is given this many bind deadlines before it is taken back.
+_UNTRIED = 4
+
+
+def _unbound(snapshot: Snapshot, mine: Belongings) -> list[JobView]:
+    """Unfinished Jobs none of whose pods is known to be on a node."""
+    return [
+        job
+        for job in snapshot.jobs
+        if not job.finished and not job.deleting and not mine.bound(job.namespace, job.workload_uid, job.name)
+    ]
+
+
+def withdrawals(snapshot: Snapshot, mine: Belongings, settings: Settings) -> list[Withdrawal]:
+    """Jobs whose pod found no place in time: somebody else took it.
+
+    A Job without any visible pod counts only if its controller never counted one as going: a pod that ran and ended
+    is not live any more, and the Job's own end may just not be visible yet.
+    """
+    living = {view.uid: view for view in snapshot.workloads if not view.finished and not view.deleting}
+    nodes = {node.name for node in snapshot.nodes}
+    found = []
+    for job in _unbound(snapshot, mine):
+        if job.workload_uid not in living:
+            continue
+        pods = _pods_of(job, mine)
+        if job.ready or (not pods and job.counted):
+            continue
+        if snapshot.now - job.created < _patience(pods, settings):
+            continue
+        why = next((pod.blocked for pod in pods if pod.blocked), "" if pods else "no pod was created for it")
+        message = f"Job {job.name} found no place on node {job.node} in {settings.bind_deadline_seconds} s"
+        found.append(
+            Withdrawal(
+                uid=job.workload_uid,
+                namespace=job.namespace,
+                name=living[job.workload_uid].name,
+                generation=living[job.workload_uid].generation,
+                job_name=job.name,
+                job_uid=job.uid,
+                # Without a pod nobody took the place: something refuses its pods, and that counts as a failure. A Job
+                # that was never looked at (it has no start time) waits for its controller, and that is nobody's.
+                next_turn=Turn(job.attempt + 1, job.retries + (0 if pods or job.started is None else 1)),
+                message=f"{message} ({why}); it is placed anew" if why else f"{message}; it is placed anew",
+                job_version=job.resource_version,
+                # A node that is there: anybody may write anything on a Job, and this will be remembered.
+                avoid=job.node if job.node in nodes and any(pod.blocked for pod in pods) else "",
+            )
+        )
+    return found
+
+
+def to_reconsider(snapshot: Snapshot, mine: Belongings, ledger: Ledger) -> list[str]:
+    """Workloads for which no node need be avoided any more: a pod of theirs found its place since, or their spec was
+    edited, and with it perhaps what stood in the way. A Job that is taken back may fail of that, and proves nothing.
+    """
+    found = []
+    for view in snapshot.workloads:
+        avoided = ledger.avoided.get(view.uid)
+        if avoided is not None:
+            key = view.namespace, view.uid
+            placed = any(pod.node for pod in mine.pods.get(key, ()))
+            ran = any((job.ready or job.finished) and not job.deleting for job in mine.jobs.get(key, ()))
+            if placed or ran or avoided.generation != view.generation:
+                found.append(view.uid)
+    return found
+
+
+def next_deadline(snapshot: Snapshot, mine: Belongings, settings: Settings, promised: bool) -> float | None:
+    """Seconds until the next bind deadline; a promise whose Job is not visible has its whole deadline before it."""
+    deadline = float(settings.bind_deadline_seconds)
+    due = [job.created + _patience(_pods_of(job, mine), settings) - snapshot.now for job in _unbound(snapshot, mine)]
+    waits = [min(seconds, deadline) for seconds in due if seconds > 0]  # a clock that jumped back must not add to it
+    if promised:
+        waits.append(deadline)
+    return min(waits, default=None)
+
+
+def _pods_of(job: JobView, mine: Belongings) -> list[PodView]:
+    return [pod for pod in mine.pods.get((job.namespace, job.workload_uid), ()) if pod.job_name == job.name]
+
+
+def _patience(pods: list[PodView], settings: Settings) -> float:
+    """Seconds from a Job's creation after which it is taken back if nothing of it is on a node."""
+    tried = any(pod.blocked for pod in pods)
+    return float(settings.bind_deadline_seconds * (1 if tried else _UNTRIED))
