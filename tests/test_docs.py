@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import inspect
 import json
 import re
 import shlex
@@ -444,12 +445,19 @@ def test_the_readme_shows_every_room() -> None:
 
 
 def test_the_readmes_figures_of_the_demo_are_the_cuts() -> None:
-    from berth.demo.cut import RunTimes, make_cut
+    from berth.cli.demo_command import demo
+    from berth.demo.cut import FAILS_AFTER, RunTimes, make_cut
+    from berth.demo.report import simulation
     from berth.demo.trace import load
 
     cut, text = make_cut(load()), " ".join(read(ROOT / "README.md").split())
     assert f"creates {len(cut.nodes)} simulated nodes with {cut.gpus:,} GPUs" in text
     assert f"applies {len(cut.runs):,} GPUWorkloads" in text
     assert f"They want {cut.gpus_wanted:,} GPUs" in text
-    assert f"scale of {RunTimes().shortest:g} to {RunTimes().longest:g} seconds" in text
+    options = inspect.signature(demo).parameters
+    times = RunTimes(options["shortest"].default, options["longest"].default)
+    assert times == RunTimes(), "make_cut's are those of the command"
+    assert f"scale of {times.shortest:g} to {times.longest:g} seconds" in text
+    assert f"here {times.shortest:g} to {times.longest:g} s" in simulation(cut)
+    assert f"made to fail after {FAILS_AFTER:g} seconds" in text
     assert f"{sum(run.fails != 0 for run in cut.runs) / len(cut.runs):.0%}".replace("%", " %") in text

@@ -8,6 +8,9 @@ from typing import Annotated
 import typer
 
 from berth.cli.stack_commands import errors_for_people
+from berth.demo.cut import RunTimes
+
+TIMES = RunTimes()
 
 
 def register(app: typer.Typer) -> None:
@@ -29,8 +32,8 @@ def demo(
     failing: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Share of workloads whose simulated runs fail.")
     ] = 0.03,
-    shortest: Annotated[float, typer.Option(min=0.1, help="Seconds of the shortest simulated run.")] = 8.0,
-    longest: Annotated[float, typer.Option(min=0.1, help="Seconds of the longest simulated run.")] = 24.0,
+    shortest: Annotated[float, typer.Option(min=0.1, help="Seconds of the shortest simulated run.")] = TIMES.shortest,
+    longest: Annotated[float, typer.Option(min=0.1, help="Seconds of the longest simulated run.")] = TIMES.longest,
     timeout: Annotated[float, typer.Option(min=1.0, help="Seconds after which unfinished workloads are given up.")] = (
         600.0
     ),
@@ -39,7 +42,6 @@ def demo(
     ),
 ) -> None:
     """Watch a real trace flow through berth: simulated nodes, real Kubernetes and Temporal."""
-    from berth.demo.cut import RunTimes
     from berth.demo.run import DemoOptions, run_demo
 
     if longest < shortest:

@@ -26,7 +26,7 @@ class RunTimes:
     """
 
     shortest: float = 8.0
-    longest: float = 16.0
+    longest: float = 24.0
 
 
 @dataclass(frozen=True, slots=True)
