@@ -4,6 +4,7 @@ the queue. Looks read the cache, which has first caught up with the news that th
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import replace
 from typing import Any
@@ -27,6 +28,8 @@ from planning.lifecycle import FailureDetail, Observation, Step, next_step
 from planning.model import JobView, Turn, WorkloadView
 from planning.naming import WORKLOAD_UID_LABEL, label_value
 from planning.views import job_view, workload_view
+
+log = logging.getLogger(__name__)
 
 # Just under the eight seconds after which the SDK extends a workflow task: giving up earlier costs a timer and one more
 # look, six events, and a busy worker's watches may well be some seconds behind.
@@ -142,6 +145,7 @@ class Workloads:
                     message = "deleting: this worker has not seen the latest news of it; it looks again"
                     return Followed("wait", "Deleting", message, step.turn)
                 if step.done and view is not None and await remove_finalizer(self._kube, view, raw):
+                    log.info("GPUWorkload %s/%s: Deleted, its Jobs and pods are gone", namespace, view.name)
                     return Followed("end", "Deleted", step.message, step.turn)
                 return Followed("wait", "Deleting", step.message, step.turn, LOOK_AGAIN)
             case "gone":
@@ -202,12 +206,20 @@ class Workloads:
             await delete_job(self._kube, namespace, job.name, job.uid, finished=job.uid in finished)
 
     def _tell(self, step: Step, view: WorkloadView) -> None:
-        """An Event and the counters, once for each status that was really written."""
+        """An Event, a line in the log and the counters, once for each status that was really written."""
         if step.failure:
             _failed.add(1, {"reason": step.failure})
         if step.kind == "retry":
             _retries.add(1)
         if step.kind in _TOLD:
+            log.info(
+                "GPUWorkload %s/%s: %s, %s: %s",
+                view.namespace,
+                view.name,
+                step.phase,
+                step.reason or step.kind,
+                step.message,
+            )
             kind, action = _TOLD[step.kind]
             if step.phase == "Failed":
                 kind = "Warning"

@@ -20,7 +20,7 @@ from temporalio.contrib.opentelemetry import TracingInterceptor
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.envconfig import ClientConfig
 
-from berth.telemetry import set_up_logging, set_up_metrics, set_up_traces
+from berth.telemetry import sdk_runtime, set_up_logging, set_up_metrics, set_up_traces
 from kube.reflector import Reflector
 
 log = logging.getLogger(__name__)
@@ -64,6 +64,7 @@ async def connect_temporal(options: ProcessOptions, *, traced: bool = False, laz
         data_converter=pydantic_data_converter,
         interceptors=[TracingInterceptor()] if traced else [],
         lazy=lazy,
+        runtime=sdk_runtime(),
     )
 
 

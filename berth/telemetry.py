@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from datetime import UTC, datetime
+from functools import cache
 
 from opentelemetry import metrics, trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -18,13 +19,14 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from prometheus_client import REGISTRY, CollectorRegistry
 from temporalio import activity, workflow
+from temporalio.runtime import LogForwardingConfig, LoggingConfig, Runtime, TelemetryConfig, TelemetryFilter
 
 DURATION_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 WAIT_BUCKETS = (0.1, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line; inside an activity or a workflow it names the workflow."""
+    """One JSON object a line; inside an activity or a workflow it names the workflow, its run and the activity."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
@@ -33,21 +35,44 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        if activity.in_activity():
-            line["workflowId"] = activity.info().workflow_id
-        elif workflow.in_workflow():
-            line["workflowId"] = workflow.info().workflow_id
+        line.update(_origin(record))
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False)
+
+
+def _origin(record: logging.LogRecord) -> dict[str, str | None]:
+    if activity.in_activity():
+        doing = activity.info()
+        return {
+            "workflowId": doing.workflow_id,
+            "runId": doing.workflow_run_id,
+            "activity": doing.activity_type,
+        }
+    if workflow.in_workflow():
+        running = workflow.info()
+        return {"workflowId": running.workflow_id, "runId": running.run_id}
+    # The SDK says by this of which workflow it speaks when it is not inside.
+    told = getattr(record, "temporal_workflow", None)
+    return {"workflowId": told["workflow_id"], "runId": told["run_id"]} if told else {}
 
 
 def set_up_logging(level: str = "info") -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.captureWarnings(True)
     # The SDK reports every failed activity attempt with its trace; the workflow's history has it already.
     logging.getLogger("temporalio.activity").setLevel(logging.ERROR)
+
+
+@cache
+def sdk_runtime() -> Runtime:
+    """What the core of the SDK has to say becomes records like all others; by itself it writes coloured text."""
+    core = LogForwardingConfig(logger=logging.getLogger("temporalio.core"), append_target_to_name=False)
+    # The SDK's own choice: each line less is one that need not come over from Rust.
+    chosen = TelemetryFilter(core_level="WARN", other_level="ERROR")
+    return Runtime(telemetry=TelemetryConfig(logging=LoggingConfig(filter=chosen, forwarding=core)))
 
 
 def meter_provider(registry: CollectorRegistry = REGISTRY) -> MeterProvider:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -171,3 +172,14 @@ async def test_why_a_job_was_withdrawn_is_left_to_the_ledger_to_tell() -> None:
     followed = await look("ns", server, (going,))
     assert (followed.next, followed.turn) == ("retry", Turn(1))
     assert server.patched == [("ns", "Scheduling")], "what somebody else deleted, it tells itself"
+
+
+async def test_a_look_that_changed_something_is_one_line_and_an_idle_one_none(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    await look("ns", Server())
+    assert caplog.messages == []
+    await look("ns", Server(), (replace(REAL, finished="Complete", finished_at=time.time()),))
+    await look("ns", Server(workload=DELETING), ())
+    ended, deleted = caplog.messages
+    assert ended.startswith("GPUWorkload ns/w: Succeeded, Completed: ")
+    assert deleted == "GPUWorkload ns/w: Deleted, its Jobs and pods are gone"

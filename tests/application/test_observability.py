@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import urllib.request
+from typing import Any
 
 import pytest
 
 from activities.messages import workload_id
+from activities.signatures import FOLLOW
 from tests.application.collector import Collector
 from tests.application.tenant import Tenant, eventually
 
@@ -74,11 +76,29 @@ async def test_a_trace_leads_from_the_watch_event_to_the_job(tenant: Tenant, col
 
 
 async def test_logs_are_json_and_carry_the_workflow_id(tenant: Tenant) -> None:
+    await tenant.node("a", 1)
+    uid = (await tenant.apply("w"))["metadata"]["uid"]
+    await tenant.until("w", phase="Succeeded")
+
+    def logged(process: str) -> list[dict[str, Any]]:
+        lines = tenant.stack.log_file(process).read_text().split("\n")
+        return [json.loads(line) for line in lines[:-1]]  # what comes after the last is not a whole line yet
+
+    def about_it() -> list[dict[str, Any]]:
+        return [entry for entry in logged("worker") if f" {tenant.namespace}/w: " in entry["message"]]
+
+    async def told() -> bool:
+        return bool(about_it())
+
+    await eventually(told, 10, lambda: "the worker's log does not say that it ended")
+    (line,) = about_it()
+    assert line["workflowId"] == workload_id(uid)
+    assert line["runId"] and line["activity"] == FOLLOW
+    assert "Succeeded, Completed" in line["message"]
     for process in ("controller", "worker"):
-        lines = tenant.stack.log_file(process).read_text().splitlines()
-        parsed = [json.loads(line) for line in lines if line.startswith("{")]
-        assert parsed, f"{process} has logged nothing"
-        assert all({"time", "level", "logger", "message"} <= entry.keys() for entry in parsed)
+        entries = logged(process)
+        assert entries, f"{process} has logged nothing"
+        assert all({"time", "level", "logger", "message"} <= entry.keys() for entry in entries)
 
 
 async def test_workflows_are_found_by_their_search_attributes(tenant: Tenant) -> None:
