@@ -21,11 +21,13 @@ from stack.options import UpOptions
 from stack.paths import Layout, default_data, locked, read_json, write_atomic
 from stack.plan import choose_ports, make_plan, needed_tools
 from stack.ports import choose
+from stack.proc import begun_with
 from stack.process import ProcessSpec
 from stack.progress import Progress, Silent
 from stack.supervision import Supervised, behind
 from stack.tools import Toolbox
 
+_API_KEY = "TEMPORAL_API_KEY"
 _CLUSTER = Path(__file__).parent / "manifests" / "cluster.yaml"
 
 
@@ -60,10 +62,12 @@ class Stack(Supervised):
             if running:  # its own processes hold their ports: only what is missing is chosen
                 ports = kept | choose_ports(self.layout, options, {}, default_data()) | kept
             plan = make_plan(self.layout, options, found, ports)
-            if not running:
+            if running:
+                self._check_api_key(plan.endpoints)
+                if not options.real_node:
+                    self._end_node(shown)
+            else:
                 realnode.clean(self.layout)  # what a supervisor that was killed left behind
-            elif not options.real_node:
-                self._end_node(shown)
             extras = self._extras() if running else []
             self._owner = os.getpid() if options.end_with_caller else None
             self._write_state(plan.endpoints)
@@ -168,8 +172,16 @@ class Stack(Supervised):
         embedded one. The API key of an existing Temporal is handed on here, in memory: it must not get into the plan.
         """
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("TEMPORAL_")}
-        key = self.endpoints.temporal_api_key_env
-        return inherited | ({"TEMPORAL_API_KEY": os.environ[key]} if key else {})
+        return inherited | _api_key(self.endpoints)
+
+    def _check_api_key(self, endpoints: Endpoints) -> None:
+        """Raises StackError if what runs was started with another key: it would go on with that one."""
+        told = begun_with(read_json(self.layout.supervisor)["pid"])
+        if told.get(_API_KEY) != _api_key(endpoints).get(_API_KEY):
+            raise StackError(
+                "The stack runs with another Temporal API key, or with one where none is wanted now, or without.",
+                "Its processes get a key only from the start: run `berth down`, then `berth up` again.",
+            )
 
     def _settle_temporal(self, endpoints: Endpoints) -> None:
         command = temporal.settle_namespace(endpoints.tools["temporal"], endpoints.temporal_address)
@@ -185,3 +197,9 @@ class Stack(Supervised):
         apply = ("apply", "--server-side", "--force-conflicts", "--field-manager=berth-stack", "-f", str(_CLUSTER))
         self.kubectl(*apply)
         self.kubectl("wait", "--for=create", "serviceaccount/default", "-n", "default", "--timeout=60s")
+
+
+def _api_key(endpoints: Endpoints) -> dict[str, str]:
+    """The key of an existing Temporal, under the name that Temporal's clients look for."""
+    name = endpoints.temporal_api_key_env
+    return {_API_KEY: os.environ[name]} if name else {}

@@ -30,6 +30,12 @@ def start_time(pid: int) -> int | None:
     return None if after_name[0] in "ZX" else int(after_name[19])
 
 
+def begun_with(pid: int) -> dict[str, str]:
+    """The environment that a process was started with."""
+    entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return dict(os.fsdecode(entry).split("=", 1) for entry in entries if b"=" in entry)
+
+
 def uptime(ticks: int) -> float:
     """Seconds since the start time given in clock ticks since boot."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")

@@ -138,6 +138,36 @@ def test_the_api_key_reaches_processes_and_no_file(
         assert not file.is_file() or b"very-secret" not in file.read_bytes(), file
 
 
+def test_a_running_stack_does_not_go_on_with_an_old_api_key(
+    tmp_path: Path, outside: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stack.plan.check_temporal", lambda temporal: None)  # the listener here speaks no TLS
+    plain: UpOptions = outside.options  # type: ignore[attr-defined]
+    temporal = ExistingTemporal(plain.temporal.address, api_key_env="MY_KEY")  # type: ignore[union-attr]
+    keyed = replace(plain, temporal=temporal)
+    stack = Stack(tmp_path / "data")
+
+    def refused(options: UpOptions) -> None:
+        before = stack.endpoints
+        with pytest.raises(StackError, match=r"(?s)another Temporal API key.*berth down"):
+            stack.up(options)
+        assert stack.endpoints == before
+        assert stack.running
+
+    try:
+        stack.up(plain)
+        monkeypatch.setenv("MY_KEY", "first")
+        refused(keyed)
+        stack.down()
+        stack.up(keyed)
+        stack.up(keyed)
+        monkeypatch.setenv("MY_KEY", "second")
+        refused(keyed)
+        refused(plain)
+    finally:
+        stack.down()
+
+
 TOLD = """
 import json, pathlib, time
 from temporalio.envconfig import ClientConfig
