@@ -30,6 +30,7 @@ from kube.client import KubeClient
 from kube.errors import (
     AlreadyExists,
     Conflict,
+    Forbidden,
     Invalid,
     KubeError,
     NotFound,
@@ -168,8 +169,10 @@ class Placements:
                 done.refused.append(_refusal(assignment, away))
                 return
         except (KubeError, ValueError) as refused:
-            done.refused.append(_refusal(assignment, refused))
-            return
+            job = await self._made_before(assignment)
+            if job is None:
+                done.refused.append(_refusal(assignment, refused))
+                return
         if job is None:
             done.stale.append(assignment.uid)
         else:
@@ -241,6 +244,20 @@ class Placements:
             raise ValueError("a Job of that name exists and is not this workload's; delete or rename it")
         same = (job.attempt, job.node) == (assignment.turn.attempt, assignment.node)
         return job if same and not job.deleting else None
+
+    async def _made_before(self, assignment: Assignment) -> JobView | None:
+        """The Job of an assignment that is refused now, if an earlier try made it, whose result was lost."""
+        if activity.info().attempt == 1:
+            return None
+        try:
+            return await self._job(assignment)
+        except Forbidden as unknown:
+            # An API server that has just begun knows nobody's rights yet; it can tell later.
+            raise Unavailable(str(unknown), reason="Forbidden") from unknown
+        except TRANSIENT:
+            raise
+        except (KubeError, ValueError):
+            return None
 
     async def _show(self, assignments: Iterable[Assignment], done: CarriedOut) -> None:
         """Brings statuses up to date that lag behind their Job. Where the workload is gone, its new Job goes too."""

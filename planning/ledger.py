@@ -74,7 +74,9 @@ def after_carrying_out(
         turns[withdrawal.uid] = later(turns.get(withdrawal.uid), withdrawal.next_turn)
     for verdict in refused:
         in_flight.pop(verdict.uid, None)
-        held[verdict.uid] = verdict.turn
+        # Its workflow was told already, and may have come back for the next turn before this was known.
+        if later(turns.get(verdict.uid), verdict.turn) == verdict.turn:
+            held[verdict.uid] = verdict.turn
     for uid in undone:
         in_flight.pop(uid, None)
         held.pop(uid, None)

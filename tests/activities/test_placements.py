@@ -56,6 +56,9 @@ class Cache:
     def __init__(self, *workloads: WorkloadView, jobs: tuple[JobView, ...] = ()) -> None:
         self.workloads, self.jobs, self.pods, self.nodes = Kept(*workloads), Kept(*jobs), Kept(), Kept()
 
+    async def reach(self, *_: object) -> dict[str, int]:
+        return {}
+
     async def wait_synced(self) -> None:
         return None
 
@@ -116,6 +119,39 @@ async def test_a_status_that_cannot_be_written_holds_up_nobody() -> None:
     waiting = Waiting("u", "ns", "w", 1, "WaitingForCapacity", "m")
     done = await carry_out(Decision(waiting=[waiting]), ATTEMPTS)
     assert done.stale == []
+
+
+class Young:
+    """An API server that has just begun: it knows nobody's rights to workloads, and to Jobs perhaps."""
+
+    def __init__(self, job: dict[str, Any] | None) -> None:
+        self.job = job
+
+    async def get(self, resource: Any, name: str, _: str) -> dict[str, Any]:
+        if resource is JOBS and self.job is not None:
+            return self.job
+        raise Forbidden("cannot get", reason="Forbidden", request=name)
+
+    merge_patch = create = get
+
+
+async def test_a_job_made_by_an_earlier_try_is_not_refused_by_a_server_that_has_just_begun() -> None:
+    promise = Assignment("u", "ns", "w", 1, 7, Turn(), "n", Resources(gpus=1), "leastLoaded", "w-u-0")
+    decision = Decision(assignments=[promise])
+    cache = Cache(workload_view(stored()))
+    with pytest.raises(Unavailable):
+        await carry_out(decision, 2, cache=cache, kube=Young(None))
+    made = stored_job()
+    made["metadata"]["annotations"] = {"gpu.warp.dev/node": "n"}
+    done = await carry_out(decision, 2, cache=cache, kube=Young(made))
+    assert (list(done.made), done.refused) == (["u"], [])
+    done = await carry_out(decision, 1, cache=cache, kube=Young(made), temporal=Taking())
+    assert [verdict.uid for verdict in done.refused] == ["u"], "nothing was made before the first try"
+
+
+class Taking:
+    async def start_workflow(self, *_: Any, **__: Any) -> None:
+        return None
 
 
 class Refusing:

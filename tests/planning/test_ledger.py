@@ -69,6 +69,15 @@ def test_what_an_older_build_withdrew_took_its_turn_with_the_decision() -> None:
     assert after_carrying_out(decided, [old], ["a"], [], {}, {}, {}) == decided
 
 
+def test_a_refusal_of_a_turn_that_is_over_holds_nobody() -> None:
+    """Its workflow hears of it first, and may have come back for the next turn before the ledger knows."""
+    promised = Ledger(in_flight={"a": assignment("a", Turn(0, 0))})
+    refused = Verdict("a", "ns", "a", Turn(0, 0), "JobRefused", "no", 1)
+    assert after_carrying_out(promised, [], [], [refused], {}, {}, {}).held == {"a": Turn(0, 0)}
+    back = after_requeue(promised, "a", Turn(1, 0))
+    assert after_carrying_out(back, [], [], [refused], {}, {}, {}).held == {}
+
+
 def withdrawn_on(name: str, uid: str = "a", generation: int = 1) -> Withdrawal:
     return replace(BACK, uid=uid, generation=generation, avoid=name)
 
