@@ -28,9 +28,9 @@ from activities.signatures import CARRY_OUT, STATUS_LIMIT, TASK_QUEUE, CarriedOu
 from activities.writes import add_finalizer, delete_job, mark_withdrawn, reference, write_status
 from kube.client import KubeClient
 from kube.errors import (
+    AccessDenied,
     AlreadyExists,
     Conflict,
-    Forbidden,
     Invalid,
     KubeError,
     NotFound,
@@ -61,8 +61,9 @@ _traces = TraceContextTextMapPropagator()
 
 T = TypeVar("T")
 
-# Worth another try of the whole activity. Conflict: on creation, a quota that others are changing too.
-TRANSIENT = (Unavailable, Unauthorized, Conflict)
+# Worth another try of the whole activity. Conflict: on creation, a quota that others are changing too. AccessDenied: an
+# API server that has just begun, or somebody took berth's rights; neither is the fault of a workload.
+TRANSIENT = (Unavailable, Unauthorized, AccessDenied, Conflict)
 # Tries after which an entry that still fails is given up on, so that the others are not held up by it.
 ATTEMPTS = 5
 # How long new Jobs may take to show up in the cache before their statuses are left to the next round.
@@ -251,9 +252,6 @@ class Placements:
             return None
         try:
             return await self._job(assignment)
-        except Forbidden as unknown:
-            # An API server that has just begun knows nobody's rights yet; it can tell later.
-            raise Unavailable(str(unknown), reason="Forbidden") from unknown
         except TRANSIENT:
             raise
         except (KubeError, ValueError):

@@ -6,6 +6,7 @@ which object failed, what the server answered and what to do.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -78,6 +79,14 @@ class Forbidden(KubeError):
     advice = "berth's account lacks this right, or a quota or admission policy refuses it: see `kubectl auth can-i`."
 
 
+class AccessDenied(Forbidden):
+    """The authorizer's 403, where admission's are about the object. Not for ever: an API server that has just begun
+    knows nobody's rights for a moment.
+    """
+
+    advice = "berth's account lacks this right: see `kubectl auth can-i`."
+
+
 class Unauthorized(KubeError):
     what = "credentials refused"
     advice = "Check the kubeconfig's user, or the service account's token."
@@ -117,6 +126,8 @@ _BY_STATUS: Mapping[int, type[KubeError]] = {
     422: Invalid,
     429: Unavailable,
 }
+# How the API server words what its authorizer refuses (apiserver/pkg/endpoints/handlers/responsewriters/errors.go).
+_DENIED = re.compile(r'\bUser ".*" cannot [a-z]+ (resource|path) "')
 _BY_REASON: Mapping[str, type[KubeError]] = {"AlreadyExists": AlreadyExists, "Expired": Gone, "Gone": Gone}
 
 
@@ -129,6 +140,8 @@ def error_from_status(status: Mapping[str, Any], *, request: str, retry_after: f
     details = details if isinstance(details, dict) else {}
     message = str(status.get("message") or "")
     kind = _BY_REASON.get(reason) or _BY_STATUS.get(code) or (Unavailable if code >= 500 else KubeError)
+    if kind is Forbidden and _DENIED.search(message):
+        kind = AccessDenied
     seconds = details.get("retryAfterSeconds")
     if retry_after is None and isinstance(seconds, int) and seconds > 0:
         retry_after = float(seconds)

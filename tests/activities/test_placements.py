@@ -13,7 +13,8 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.placements import ATTEMPTS, Placements
 from activities.signatures import STATUS_LIMIT, CarryOut
-from kube.errors import Conflict, Forbidden, NotFound, Unavailable
+from crds.settings import Settings
+from kube.errors import AccessDenied, Conflict, Forbidden, NotFound, Unavailable
 from kube.resources import JOBS
 from planning.ledger import after_carrying_out, after_deciding
 from planning.model import (
@@ -53,6 +54,8 @@ class Kept:
 
 
 class Cache:
+    settings = Settings()
+
     def __init__(self, *workloads: WorkloadView, jobs: tuple[JobView, ...] = ()) -> None:
         self.workloads, self.jobs, self.pods, self.nodes = Kept(*workloads), Kept(*jobs), Kept(), Kept()
 
@@ -130,7 +133,7 @@ class Young:
     async def get(self, resource: Any, name: str, _: str) -> dict[str, Any]:
         if resource is JOBS and self.job is not None:
             return self.job
-        raise Forbidden("cannot get", reason="Forbidden", request=name)
+        raise AccessDenied("cannot get", reason="Forbidden", request=name)
 
     merge_patch = create = get
 
@@ -139,19 +142,35 @@ async def test_a_job_made_by_an_earlier_try_is_not_refused_by_a_server_that_has_
     promise = Assignment("u", "ns", "w", 1, 7, Turn(), "n", Resources(gpus=1), "leastLoaded", "w-u-0")
     decision = Decision(assignments=[promise])
     cache = Cache(workload_view(stored()))
-    with pytest.raises(Unavailable):
-        await carry_out(decision, 2, cache=cache, kube=Young(None))
+    for attempt in (1, 2, ATTEMPTS, 100):
+        with pytest.raises(AccessDenied):
+            await carry_out(decision, attempt, cache=cache, kube=Young(None))
     made = stored_job()
     made["metadata"]["annotations"] = {"gpu.warp.dev/node": "n"}
-    done = await carry_out(decision, 2, cache=cache, kube=Young(made))
+    done = await carry_out(decision, ATTEMPTS, cache=cache, kube=Young(made))
     assert (list(done.made), done.refused) == (["u"], [])
-    done = await carry_out(decision, 1, cache=cache, kube=Young(made), temporal=Taking())
-    assert [verdict.uid for verdict in done.refused] == ["u"], "nothing was made before the first try"
 
 
-class Taking:
-    async def start_workflow(self, *_: Any, **__: Any) -> None:
-        return None
+class Full:
+    """A namespace whose quota the Job of an earlier try has used up."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        self.job = job
+
+    async def get(self, resource: Any, *_: Any) -> dict[str, Any]:
+        return self.job if resource is JOBS else stored()
+
+    async def create(self, _: Any, body: dict[str, Any], *__: Any, **___: Any) -> dict[str, Any]:
+        raise Forbidden("exceeded quota", reason="Forbidden", request=body["metadata"]["name"])
+
+
+async def test_a_job_made_by_an_earlier_try_is_not_refused_by_the_quota_that_it_used_up() -> None:
+    promise = Assignment("u", "ns", "w", 1, 7, Turn(), "n", Resources(gpus=1), "leastLoaded", "w-u-0")
+    made = stored_job()
+    made["metadata"]["annotations"] = {"gpu.warp.dev/node": "n"}
+    kube = Full(made)
+    done = await carry_out(Decision(assignments=[promise]), 2, cache=Cache(workload_view(stored())), kube=kube)
+    assert (list(done.made), done.refused) == (["u"], [])
 
 
 class Refusing:

@@ -28,6 +28,7 @@ import kube.wire
 from kube.client import KubeClient
 from kube.connection import Connection
 from kube.errors import (
+    AccessDenied,
     AlreadyExists,
     BadConfig,
     Conflict,
@@ -39,6 +40,7 @@ from kube.errors import (
     TooLarge,
     Unauthorized,
     Unavailable,
+    error_from_status,
 )
 from kube.resources import CLUSTERROLES, CONFIGMAPS, GPUWORKLOADS, NODES, PODS, resource_for
 from kube.wire import object_of
@@ -261,6 +263,14 @@ async def test_one_object_is_taken_whatever_its_size(
 
 
 # --- failures ---
+
+
+async def test_the_authorizers_refusal_is_told_from_those_of_admission() -> None:
+    denied = 'pods is forbidden: User "system:serviceaccount:a:b" cannot list resource "pods" in API group ""'
+    quota = 'pods "p" is forbidden: exceeded quota: q, requested: pods=1, used: pods=1, limited: pods=1'
+    for message, kind in ((denied, AccessDenied), (quota, Forbidden)):
+        error = error_from_status({"code": 403, "reason": "Forbidden", "message": message}, request="LIST pods")
+        assert type(error) is kind
 
 
 @pytest.mark.parametrize(
