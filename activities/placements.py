@@ -103,7 +103,9 @@ class Placements:
 
     @activity.defn(name=CARRY_OUT)
     async def carry_out(self, request: CarryOut) -> CarriedOut:
-        """Raises Unavailable when the API server or Temporal could not be asked; the whole is then repeated."""
+        """Raises what is TRANSIENT, or RPCError, when the API server or Temporal could not be asked; the whole is then
+        repeated.
+        """
         done, decision = CarriedOut(), request.decision
         withdrawn: set[str] = set()
         await self._cache.wait_synced()
@@ -123,7 +125,7 @@ class Placements:
 
     async def _each(self, entries: Iterable[T], do: Callable[[T], Awaitable[None]]) -> None:
         """Does all, some at a time. One that fails does not keep the others from being done, and one that is refused
-        (by a policy, a webhook, missing rights) is logged and left: it must not stop everybody else's placement.
+        (by a policy, a webhook) is logged and left: it must not stop everybody else's placement.
         """
         gate = asyncio.Semaphore(CONCURRENCY)
 
@@ -155,24 +157,13 @@ class Placements:
     async def _assign(self, assignment: Assignment, trace: str | None, done: CarriedOut) -> None:
         try:
             job = await self._make(assignment, trace)
-        except TRANSIENT as away:
-            if activity.info().attempt < ATTEMPTS:
+        except (KubeError, ValueError) as failed:
+            # What fails for this one entry time and again, by a server's error, should not hold up the others.
+            if isinstance(failed, TRANSIENT) and activity.info().attempt < ATTEMPTS:
                 raise
-            # It is this one entry that fails, by a server's error time and again: the others should not wait for it.
-            try:
-                job = await self._job(assignment)
-            except TRANSIENT:
-                raise  # it is the API server that is away
-            except (KubeError, ValueError) as refused:
-                done.refused.append(_refusal(assignment, refused))
-                return
-            if job is None:
-                done.refused.append(_refusal(assignment, away))
-                return
-        except (KubeError, ValueError) as refused:
             job = await self._made_before(assignment)
             if job is None:
-                done.refused.append(_refusal(assignment, refused))
+                done.refused.append(_refusal(assignment, failed))
                 return
         if job is None:
             done.stale.append(assignment.uid)
@@ -247,7 +238,9 @@ class Placements:
         return job if same and not job.deleting else None
 
     async def _made_before(self, assignment: Assignment) -> JobView | None:
-        """The Job of an assignment that is refused now, if an earlier try made it, whose result was lost."""
+        """The Job of an assignment that is refused now, if an earlier try made it, whose result was lost. Raises what
+        is TRANSIENT: then it is the API server that is away.
+        """
         if activity.info().attempt == 1:
             return None
         try:

@@ -76,7 +76,7 @@ class Invalid(KubeError):
 
 class Forbidden(KubeError):
     what = "forbidden"
-    advice = "berth's account lacks this right, or a quota or admission policy refuses it: see `kubectl auth can-i`."
+    advice = "A quota, an admission policy or a webhook refuses it."
 
 
 class AccessDenied(Forbidden):

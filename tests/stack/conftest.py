@@ -5,29 +5,13 @@ from __future__ import annotations
 import socketserver
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import yaml
 
-from stack import ExistingCluster, ExistingTemporal, Stack, UpOptions
-
-
-@dataclass(frozen=True)
-class Outside:
-    """A listener that plays both an API server and a Temporal, and a kubeconfig that leads to it."""
-
-    port: int
-    kubeconfig: Path
-
-    @property
-    def options(self) -> UpOptions:
-        return UpOptions(
-            cluster=ExistingCluster(self.kubeconfig),
-            temporal=ExistingTemporal(f"127.0.0.1:{self.port}", "prod"),
-            end_with_caller=True,
-        )
+from stack import Stack
+from tests.stack.outside import Outside
 
 
 @pytest.fixture(scope="session")

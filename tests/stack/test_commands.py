@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from berth.cli.application import application_processes
 from berth.cli.stack_commands import register
 from stack import APPLICATION_PORTS, Endpoints, ProcessSpec, Stack, UpOptions
+from tests.stack.outside import Outside
 
 CODE = "import time; print('at work', flush=True); time.sleep(1000)"
 
@@ -21,7 +22,7 @@ CODE = "import time; print('at work', flush=True); time.sleep(1000)"
 class Cli:
     """The app with an application of one process."""
 
-    def __init__(self, data: Path, outside: object) -> None:
+    def __init__(self, data: Path, outside: Outside) -> None:
         self.data = data
         self.outside = outside
         self.installed: list[Endpoints] = []
@@ -40,13 +41,13 @@ class Cli:
         return result.output
 
     def up(self, *arguments: str) -> str:
-        port = self.outside.port  # type: ignore[attr-defined]
-        kubeconfig = self.outside.kubeconfig  # type: ignore[attr-defined]
+        port = self.outside.port
+        kubeconfig = self.outside.kubeconfig
         return self("up", "--kubeconfig", str(kubeconfig), "--temporal-address", f"127.0.0.1:{port}", *arguments)
 
 
 @pytest.fixture
-def cli(tmp_path: Path, outside: object) -> Iterator[Cli]:
+def cli(tmp_path: Path, outside: Outside) -> Iterator[Cli]:
     made = Cli(tmp_path / "data", outside)
     yield made
     Stack(made.data).down()

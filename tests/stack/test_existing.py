@@ -15,6 +15,7 @@ import yaml
 
 from stack import Endpoints, ExistingCluster, ExistingTemporal, Probe, Stack, StackError, UpOptions
 from stack.external import check_temporal, take_context
+from tests.stack.outside import Outside
 
 
 def write(path: Path, **content: object) -> Path:
@@ -86,8 +87,8 @@ def test_a_wrong_temporal_is_said_so(temporal: ExistingTemporal, complaint: str)
         check_temporal(temporal)
 
 
-def test_a_temporal_that_speaks_no_tls_is_said_so(outside: object) -> None:
-    port = outside.port  # type: ignore[attr-defined]
+def test_a_temporal_that_speaks_no_tls_is_said_so(outside: Outside) -> None:
+    port = outside.port
     with pytest.raises(StackError, match=r"refuses TLS.*(?s:.)*--temporal-tls-ca"):
         check_temporal(ExistingTemporal(f"127.0.0.1:{port}", tls=True))
 
@@ -99,7 +100,7 @@ def test_tls_is_implied_by_what_only_makes_sense_with_it() -> None:
     assert ssl.HAS_ALPN
 
 
-def test_nothing_is_started_beside_existing_services(light: Stack, outside: object) -> None:
+def test_nothing_is_started_beside_existing_services(light: Stack, outside: Outside) -> None:
     endpoints = light.endpoints
     assert light.status() == []
     assert not endpoints.embedded_cluster
@@ -116,14 +117,12 @@ def test_nothing_is_started_beside_existing_services(light: Stack, outside: obje
 
 
 def test_the_api_key_reaches_processes_and_no_file(
-    tmp_path: Path, outside: object, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, outside: Outside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_KEY", "very-secret")
     monkeypatch.setattr("stack.plan.check_temporal", lambda temporal: None)  # the listener here speaks no TLS
-    options: UpOptions = outside.options  # type: ignore[attr-defined]
-    temporal = ExistingTemporal(options.temporal.address, api_key_env="MY_KEY")  # type: ignore[union-attr]
     stack = Stack(tmp_path / "data")
-    stack.up(UpOptions(cluster=options.cluster, temporal=temporal, end_with_caller=True))
+    stack.up(outside.with_key("MY_KEY"))
     there = stack.layout.root / "there"
     try:
         stack.add_process("key", ("sh", "-c", 'echo "$TEMPORAL_API_KEY" | sha256sum > there; sleep 1000'))
@@ -139,12 +138,10 @@ def test_the_api_key_reaches_processes_and_no_file(
 
 
 def test_a_running_stack_does_not_go_on_with_an_old_api_key(
-    tmp_path: Path, outside: object, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, outside: Outside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stack.plan.check_temporal", lambda temporal: None)  # the listener here speaks no TLS
-    plain: UpOptions = outside.options  # type: ignore[attr-defined]
-    temporal = ExistingTemporal(plain.temporal.address, api_key_env="MY_KEY")  # type: ignore[union-attr]
-    keyed = replace(plain, temporal=temporal)
+    plain, keyed = outside.options, outside.with_key("MY_KEY")
     stack = Stack(tmp_path / "data")
 
     def refused(options: UpOptions) -> None:
@@ -202,9 +199,9 @@ def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEMPORAL_PROFILE", "work")
 
 
-def test_a_persons_own_temporal_is_not_the_stacks(tmp_path: Path, outside: object, profile: None) -> None:
+def test_a_persons_own_temporal_is_not_the_stacks(tmp_path: Path, outside: Outside, profile: None) -> None:
     stack = Stack(tmp_path / "data")
-    options: UpOptions = outside.options  # type: ignore[attr-defined]
+    options = outside.options
     endpoints = stack.up(options)
     try:
         assert connects_to(stack) == {
@@ -215,13 +212,13 @@ def test_a_persons_own_temporal_is_not_the_stacks(tmp_path: Path, outside: objec
 
 
 def test_what_the_options_say_of_a_temporal_holds(
-    tmp_path: Path, outside: object, profile: None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, outside: Outside, profile: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stack.plan.check_temporal", lambda temporal: None)  # the listener here speaks no TLS
     monkeypatch.setenv("MY_KEY", "very-secret")
     monkeypatch.chdir(tmp_path)
     Path("ca.pem").write_text("mine")
-    options: UpOptions = outside.options  # type: ignore[attr-defined]
+    options = outside.options
     temporal = ExistingTemporal("mine:7233", "prod", tls_ca=Path("ca.pem"), api_key_env="MY_KEY")
     stack = Stack(tmp_path / "data")
     stack.up(replace(options, temporal=temporal))

@@ -20,6 +20,7 @@ from stack import Probe, ProcessSpec, Stack, StackError, UpOptions
 from stack.proc import alive, start_time
 from stack.process import start_order
 from stack.progress import Silent
+from tests.stack.outside import Outside
 
 SLEEP = (sys.executable, "-c", "import time; time.sleep(1000)")
 
@@ -125,14 +126,14 @@ def test_down_does_not_signal_a_stranger_that_got_the_supervisors_process_id(lig
             stranger.kill()
 
 
-def test_the_children_die_with_a_killed_supervisor_and_up_starts_anew(light: Stack, outside: object) -> None:
+def test_the_children_die_with_a_killed_supervisor_and_up_starts_anew(light: Stack, outside: Outside) -> None:
     child = light.add_process("child", SLEEP)
     own = json.loads(light.layout.supervisor.read_text())
     os.kill(own["pid"], signal.SIGKILL)
     wait_for(lambda: start_time(child) is None)
     wait_for(lambda: not light.running)  # a child may be gone before the last of its parent is
     assert [status.state for status in light.status()] == ["stopped"]
-    options = outside.options  # type: ignore[attr-defined]
+    options = outside.options
     light.up(options)
     assert light.running
 
@@ -197,7 +198,7 @@ def test_changing_one_process_leaves_the_others_alone(light: Stack) -> None:
     assert [status.name for status in light.status()] == ["first"]
 
 
-def test_up_starts_a_changed_process_anew_and_says_so(light: Stack, outside: object) -> None:
+def test_up_starts_a_changed_process_anew_and_says_so(light: Stack, outside: Outside) -> None:
     class Told(Silent):
         def __init__(self) -> None:
             self.names: list[str] = []
@@ -208,7 +209,7 @@ def test_up_starts_a_changed_process_anew_and_says_so(light: Stack, outside: obj
     def up(code: str) -> tuple[list[str], int, int]:
         told = Told()
         specs = [ProcessSpec("same", SLEEP), ProcessSpec("worker", SLEEP, {"BERTH_CODE": code})]
-        light.up(outside.options, told, lambda endpoints: specs)  # type: ignore[attr-defined]
+        light.up(outside.options, told, lambda endpoints: specs)
         return told.names, light.pid("same"), light.pid("worker")
 
     _, same, worker = up("1")
@@ -230,8 +231,8 @@ def test_a_stack_whose_data_folder_was_removed_ends(light: Stack) -> None:
     assert not light.down()
 
 
-def test_two_ups_at_once_make_one_stack(tmp_path: Path, outside: object) -> None:
-    options = outside.options  # type: ignore[attr-defined]
+def test_two_ups_at_once_make_one_stack(tmp_path: Path, outside: Outside) -> None:
+    options = outside.options
     quiet = UpOptions(cluster=options.cluster, temporal=options.temporal)
     spawn = multiprocessing.get_context("spawn")
     ups = [spawn.Process(target=_up, args=(tmp_path / "data", quiet)) for _ in range(3)]
@@ -255,8 +256,8 @@ def _up_and_wait(root: Path, options: UpOptions) -> None:
     time.sleep(1000)
 
 
-def test_a_stack_ends_with_its_caller(tmp_path: Path, outside: object) -> None:
-    options = outside.options  # type: ignore[attr-defined]
+def test_a_stack_ends_with_its_caller(tmp_path: Path, outside: Outside) -> None:
+    options = outside.options
     caller = multiprocessing.get_context("spawn").Process(target=_up_and_wait, args=(tmp_path / "data", options))
     caller.start()
     stack = Stack(tmp_path / "data")
