@@ -24,7 +24,6 @@ ONE_LOOK = [
     "MARKER_RECORDED",
     "WORKFLOW_EXECUTION_COMPLETED",
 ]
-QUOTAS = Resource("", "v1", "resourcequotas", "ResourceQuota", namespaced=True)
 
 
 async def test_apply_to_finished_costs_at_most_twelve_events(tenant: Tenant) -> None:
@@ -184,56 +183,6 @@ async def test_an_eviction_is_answered_with_another_job_and_costs_no_retry(tenan
     done = await tenant.until("w", phase="Succeeded", seconds=60)
     assert done["status"]["retryCount"] == 0
     assert done["status"]["attempt"] >= 1
-
-
-async def test_a_deleted_node_costs_a_retry_and_the_next_job_goes_elsewhere(tenant: Tenant) -> None:
-    first = await tenant.node("a", 1)
-    await tenant.apply("w", run="300s", retryPolicy={"maxRetries": 2, "backoffSeconds": 1})
-    running = await tenant.until("w", phase="Running")
-    assert running["status"]["assignedNode"] == first
-    second = await tenant.node("b", 1)
-    await tenant.kube.delete(NODES, first)
-    # The pod garbage collector takes a minute to give up the pods of a node that is gone; until then berth waits.
-    again = await tenant.until("w", phase="Running", retryCount=1, seconds=150)
-    assert again["status"]["assignedNode"] == second
-    reasons = [e["reason"] for e in await tenant.events("w")]
-    assert "NodeGone" in reasons
-    assert "NodeLost" in reasons
-
-
-async def test_a_node_that_is_merely_not_ready_is_waited_for_and_says_so(tenant: Tenant) -> None:
-    node = await tenant.node("a", 1)
-    await tenant.apply("w", run="30s")
-    await tenant.until("w", phase="Running")
-    label = {"metadata": {"labels": {"gpu.warp.dev/simulated-failure": "true"}}}
-    await tenant.kube.merge_patch(NODES, node, None, label)
-    raw = await tenant.get("w")
-
-    async def told() -> bool:
-        nonlocal raw
-        raw = await tenant.get("w")
-        return condition(raw, "Running").get("reason") == "NodeNotReady"
-
-    await eventually(told, 30, lambda: f"nothing is said of the node: {raw.get('status')}")
-    assert raw["status"]["phase"] in ("Running", "Scheduled")
-    assert "waiting for it" in raw["status"]["message"]
-    assert raw["status"]["retryCount"] == 0
-    assert [e["type"] for e in await tenant.events("w") if e["reason"] == "NodeNotReady"] == ["Warning"]
-    await tenant.kube.merge_patch(NODES, node, None, {"metadata": {"labels": {"gpu.warp.dev/simulated-failure": None}}})
-    await tenant.until("w", phase="Running", message=f"running on node {node}")
-    await tenant.until("w", phase="Succeeded", seconds=60)
-
-
-async def test_a_node_out_of_service_costs_a_retry_and_the_next_job_goes_elsewhere(tenant: Tenant) -> None:
-    first = await tenant.node("a", 1)
-    await tenant.apply("w", run="300s", retryPolicy={"maxRetries": 2, "backoffSeconds": 1})
-    await tenant.until("w", phase="Running", assignedNode=first)
-    second = await tenant.node("b", 1)
-    taint = {"key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoExecute"}
-    await tenant.kube.merge_patch(NODES, first, None, {"spec": {"taints": [taint]}})
-    await tenant.until("w", phase="Running", retryCount=1, assignedNode=second, seconds=60)
-    (lost,) = [e for e in await tenant.events("w") if e["reason"] == "NodeLost"]
-    assert "out of service" in lost["note"]
 
 
 async def test_a_pod_that_finds_no_place_in_time_is_withdrawn_and_placed_anew(tenant: Tenant) -> None:
@@ -443,16 +392,6 @@ async def test_a_name_that_somebody_elses_job_has_is_told(tenant: Tenant) -> Non
     refused = await tenant.until("w", retryCount=1)
     assert "not this workload's" in refused["status"]["message"]
     await tenant.until("w", phase="Succeeded")  # the next Job has another number, and so another name
-
-
-async def test_pods_that_a_quota_refuses_cost_retries_and_hold_no_gpu_for_ever(tenant: Tenant) -> None:
-    await tenant.node("a", 1)
-    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
-    await tenant.kube.create(QUOTAS, quota, tenant.namespace)
-    await tenant.apply("w", retryPolicy={"maxRetries": 1, "backoffSeconds": 1})
-    failed = await tenant.until("w", phase="Failed", seconds=90)  # 4 bind deadlines a Job, two Jobs
-    assert "quota" in failed["status"]["message"]
-    await tenant.empty()
 
 
 async def test_five_hundred_that_fit_nowhere_are_told_and_hold_up_nobody(tenant: Tenant) -> None:

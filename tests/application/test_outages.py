@@ -15,7 +15,6 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,11 +23,11 @@ import pytest_asyncio
 from activities.messages import placement_id, workload_id
 from activities.placements import ATTEMPTS
 from activities.signatures import CARRY_OUT
-from berth.cli.application import after_up, application_processes
 from controller.outage import ANSWER
 from kube.errors import KubeError
 from kube.resources import GPUWORKLOADS
-from stack import Stack, UpOptions
+from stack import Stack
+from tests.application.stories import Begun, installation, side_by_side
 from tests.application.tenant import Tenant, condition, eventually, tenancy
 from tests.faults.checker import check
 from tests.faults.revisions import history, runs_of
@@ -36,7 +35,6 @@ from tests.faults.revisions import history, runs_of
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="module")]
 
 Outage = Callable[[Tenant], Coroutine[None, None, None]]
-Outages = dict[Outage, asyncio.Task[None]]
 
 OURS = ("controller", "worker")
 # Jobs that nobody has tried to schedule are taken back after four times this, while the API server still hangs.
@@ -55,29 +53,26 @@ LEDGER_EVENTS = 2 * 18 + 4 * 11
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def outages(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Outages]:
-    """Side by side, for nearly all of it is waiting."""
+async def outages(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Begun]:
+    """Each in an installation of its own, for it is broken there."""
     installing = asyncio.Lock()
 
     async def lived_through(outage: Outage) -> None:
         folder = tmp_path_factory.mktemp(outage.__name__)
-        async with installation(folder, installing) as stack, tenancy(stack, outage.__name__) as tenant:
+        async with installation(folder, SETTINGS, installing) as stack, tenancy(stack, outage.__name__) as tenant:
             await outage(tenant)
 
     stories: tuple[Outage, ...] = (api_server_is_away, temporal_is_away)
-    began = {outage: asyncio.create_task(lived_through(outage)) for outage in stories}
-    yield began
-    for task in began.values():
-        task.cancel()
-    await asyncio.gather(*began.values(), return_exceptions=True)
+    async with side_by_side({outage.__name__: lived_through(outage) for outage in stories}) as begun:
+        yield begun
 
 
-async def test_the_api_server_is_away_for_longer_than_anybody_waits(outages: Outages) -> None:
-    await outages[api_server_is_away]
+async def test_the_api_server_is_away_for_longer_than_anybody_waits(outages: Begun) -> None:
+    await outages[api_server_is_away.__name__]
 
 
-async def test_temporal_is_away_for_longer_than_anybody_waits(outages: Outages) -> None:
-    await outages[temporal_is_away]
+async def test_temporal_is_away_for_longer_than_anybody_waits(outages: Begun) -> None:
+    await outages[temporal_is_away.__name__]
 
 
 async def api_server_is_away(tenant: Tenant) -> None:
@@ -204,26 +199,6 @@ async def judged(tenant: Tenant, runs: dict[str, tuple[list[int], ...]], uids: d
     counted = runs_of(revisions)
     ran = {name: counted.get(uids[name], []) for name in runs}
     assert {name: attempts for name, attempts in ran.items() if attempts not in runs[name]} == {}
-
-
-@asynccontextmanager
-async def installation(folder: Path, installing: asyncio.Lock) -> AsyncIterator[Stack]:
-    """One for each outage: it is broken here, its judge needs every revision, and what the judge writes to know where
-    they end upsets the API server's watches.
-    """
-    stack = Stack(folder)
-    options = UpOptions(end_with_caller=True, keep_history=True, etcd_fsync=False)
-    async with installing:  # ports are chosen some time before they are taken
-        await asyncio.to_thread(
-            stack.up,
-            options,
-            processes=lambda endpoints: application_processes(endpoints, options),
-            after_up=lambda endpoints: after_up(endpoints, SETTINGS),
-        )
-    try:
-        yield stack
-    finally:
-        await asyncio.to_thread(stack.down)
 
 
 @asynccontextmanager

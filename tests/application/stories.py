@@ -1,0 +1,50 @@
+"""Tests that mostly wait, told side by side: begun together, each awaited by the test that is named after it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from pathlib import Path
+
+from berth.cli.application import after_up, application_processes
+from stack import Stack, UpOptions
+
+Begun = dict[str, asyncio.Task[None]]
+
+
+@contextlib.asynccontextmanager
+async def side_by_side(stories: Mapping[str, Coroutine[None, None, None]]) -> AsyncIterator[Begun]:
+    """The stories as tasks, by name. What nobody awaited is cancelled in the end, and cleans up."""
+    begun = {name: asyncio.create_task(story) for name, story in stories.items()}
+    try:
+        yield begun
+    finally:
+        for task in begun.values():
+            task.cancel()
+        await asyncio.gather(*begun.values(), return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def installation(
+    folder: Path, settings: dict[str, int], installing: asyncio.Lock, temporal: Mapping[str, int] | None = None
+) -> AsyncIterator[Stack]:
+    """An installation of its own, every revision of which is kept for the judge; `temporal` is dynamic configuration.
+
+    What the judge writes to know where they end upsets the API server's watches, so nobody else should be there.
+    """
+    stack = Stack(folder)
+    options = UpOptions(
+        end_with_caller=True, etcd_fsync=False, keep_history=True, temporal_dynamic_config=temporal or {}
+    )
+    async with installing:  # ports are chosen some time before they are taken
+        await asyncio.to_thread(
+            stack.up,
+            options,
+            processes=lambda endpoints: application_processes(endpoints, options),
+            after_up=lambda endpoints: after_up(endpoints, settings),
+        )
+    try:
+        yield stack
+    finally:
+        await asyncio.to_thread(stack.down)
