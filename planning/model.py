@@ -13,18 +13,29 @@ from typing import Any
 
 from crds.gpuworkload import GPUWorkloadSpec
 
+# Thousandths of a GPU: requests may ask for a part of one.
+WHOLE = 1000
+Devices = tuple[int, ...]
+"""Free thousandths of each of a node's GPUs, the most first."""
+
+# The label by which NVIDIA's feature discovery, and berth for all others, tells a node's GPU model.
+GPU_MODEL_LABEL = "nvidia.com/gpu.product"
 # Terminal phases (law 1): nothing happens to a workload that has one.
 TOMBSTONES = ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a pod asks for or a node offers. What is not counted here is checked by the kube-scheduler when it binds."""
+    """What a pod asks for or a node offers. What is not counted here is checked by the kube-scheduler when it binds.
+
+    `gpu_milli`: thousandths of each of the GPUs; below 1000 for a part of a single one.
+    """
 
     gpus: int = 0
     cpu_milli: int = 0
     memory: int = 0
     pods: int = 0
+    gpu_milli: int = WHOLE
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,17 @@ room for it (backfill) is left to a later issue. The same snapshot, ledger and s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
 
 from crds.gpuworkload import GPUWorkloadSpec
 from crds.settings import Settings
 from planning import status, strategies
 from planning.capacity import Belongings, Room, room, standing
-from planning.filters import Constraints, Shape, able_when_empty, explain_never, explain_now, refusal
+from planning.demand import learned
+from planning.filters import Shape, able_when_empty, explain_never, explain_now, refusal
+from planning.fleet import Fleet
 from planning.jobs import refusal as spec_refusal
 from planning.jobs import shape_of
 from planning.lifecycle import JOB_REFUSED, NO_SUITABLE_NODE, WITHDRAWN
@@ -24,8 +27,6 @@ from planning.model import (
     Decision,
     Defaults,
     Ledger,
-    NodeView,
-    Resources,
     Snapshot,
     Turn,
     Verdict,
@@ -33,7 +34,7 @@ from planning.model import (
     WorkloadView,
 )
 from planning.naming import job_name
-from planning.strategies import Candidate, Request, Strategy
+from planning.strategies import Request, Strategy
 from planning.strategies.random import Random
 from planning.withdrawals import next_deadline, to_reconsider, withdrawals
 
@@ -74,45 +75,37 @@ class _Queued:
     view: WorkloadView
     turn: Turn
     shape: Shape
-    strategy: Strategy
+    strategy: str
     limit: int  # retries that the workload allows
 
 
-@dataclass(slots=True)
 class _Floor:
     """The nodes during one round: what is left on them, and what was found out about shapes so far."""
 
-    nodes: tuple[NodeView, ...]
-    left: dict[str, Room]
-    candidates: dict[str, Candidate] = field(default_factory=dict)
-    refusals: dict[Constraints, list[str]] = field(default_factory=dict)
-    open_to: dict[Constraints, list[tuple[NodeView, Room]]] = field(default_factory=dict)
-    full: dict[Shape, bool] = field(default_factory=dict)  # no room for this shape -> whether any node could ever
-    messages: dict[Shape, str] = field(default_factory=dict)
+    def __init__(self, snapshot: Snapshot, settings: Settings, left: dict[str, Room]) -> None:
+        self.nodes, self.left = snapshot.nodes, left
+        self.full: dict[Shape, bool] = {}  # no room for this shape -> whether any node could ever
+        self._fleet = Fleet((node, left[node.name]) for node in snapshot.nodes)
+        self._messages: dict[Shape, str] = {}
+        self._strategies: dict[str, Strategy] = {}
+        self._learned = partial(learned, snapshot.workloads, settings, snapshot.now)
 
-    def fitting(self, shape: Shape) -> list[Candidate]:
-        """The nodes that hold a request of this shape now."""
-        takers = self.open_to.get(shape.constraints)
-        if takers is None:
-            refusals = [refusal(shape.constraints, node) for node in self.nodes]
-            takers = [
-                (node, self.left[node.name])
-                for node, why in zip(self.nodes, refusals, strict=True)
-                if not why and node.allocatable.gpus > 0
-            ]
-            self.refusals[shape.constraints], self.open_to[shape.constraints] = refusals, takers
-        need = shape.requests
-        gpus, cpu, memory, pods = need.gpus, need.cpu_milli, need.memory, need.pods
-        known = self.candidates
-        return [
-            known.get(node.name) or self._candidate(node, left)
-            for node, left in takers
-            if left.gpus >= gpus and left.cpu_milli >= cpu and left.memory >= memory and left.pods >= pods
-        ]
+    def take(self, wish: _Queued, strategy: str, seed: int, avoided: Collection[str] = ()) -> str:
+        """The node that holds the request from now on; '' if none does, but for those to avoid."""
+        view, need = wish.view, wish.shape.requests
+        request = Request(view.uid, view.namespace, view.name, need, seed)
+        place = self._fleet.find(request, wish.shape, self._strategy(strategy), avoided)
+        if place is None:
+            return ""
+        self._fleet.take(place, need)
+        self.left[place.node].take(need)
+        return place.node
 
-    def take(self, name: str, requests: Resources) -> None:
-        self.left[name].take(requests)
-        self.candidates.pop(name, None)
+    def _strategy(self, name: str) -> Strategy:
+        known = self._strategies.get(name)
+        if known is None:
+            known = self._strategies[name] = strategies.informed(name, self._learned)
+        return known
 
     def never(self, shape: Shape) -> bool:
         """Whether no node could hold the shape even empty; remembers that it does not fit now."""
@@ -121,18 +114,13 @@ class _Floor:
         return self.full[shape]
 
     def explain(self, shape: Shape) -> str:
-        if shape not in self.messages:
+        if shape not in self._messages:
             if self.never(shape):
-                self.messages[shape] = explain_never(shape, self.nodes)
+                self._messages[shape] = explain_never(shape, self.nodes)
             else:
-                refusals = self.refusals[shape.constraints]  # `fitting` was asked first, and found none
-                self.messages[shape] = explain_now(shape, self.nodes, self.left, refusals)
-        return self.messages[shape]
-
-    def _candidate(self, node: NodeView, left: Room) -> Candidate:
-        candidate = Candidate(node, left.as_resources())
-        self.candidates[node.name] = candidate
-        return candidate
+                refusals = [refusal(shape.constraints, node) for node in self.nodes]
+                self._messages[shape] = explain_now(shape, self.nodes, self.left, refusals)
+        return self._messages[shape]
 
 
 def decide(snapshot: Snapshot, ledger: Ledger, settings: Settings, *, limit: int, seed: int) -> Decision:
@@ -143,7 +131,7 @@ def decide(snapshot: Snapshot, ledger: Ledger, settings: Settings, *, limit: int
     """
     mine = Belongings.of(snapshot.jobs, snapshot.pods)
     promised = standing(snapshot, ledger, mine)
-    floor = _Floor(snapshot.nodes, room(snapshot, promised, mine))
+    floor = _Floor(snapshot, settings, room(snapshot, promised, mine))
     decision, budget = Decision(), _Budget()
     more, queued = False, 0
     reconsidered = to_reconsider(snapshot, mine, ledger)
@@ -199,11 +187,9 @@ def decide(snapshot: Snapshot, ledger: Ledger, settings: Settings, *, limit: int
             else:
                 more = True
             continue
-        fitting = [] if shape in floor.full else floor.fitting(shape)
-        if fitting:
-            avoided = ledger.avoided.get(view.uid) if view.uid not in reconsidered else None
-            assignment, anew = _assignment(wish, fitting, avoided.nodes if avoided else (), seed)
-            floor.take(assignment.node, shape.requests)
+        avoided = ledger.avoided.get(view.uid) if view.uid not in reconsidered else None
+        assignment, anew = _assigned(wish, floor, avoided.nodes if avoided else (), seed)
+        if assignment:
             decision.assignments.append(assignment)
             if anew:
                 reconsidered.append(view.uid)
@@ -259,8 +245,7 @@ def _examine(
     if refused:
         return _wait(view, INVALID, refused)
     name, source = strategy_name(spec, view.namespace, defaults)
-    strategy = strategies.find(name)
-    if strategy is None:
+    if name not in strategies.installed():
         known = ", ".join(strategies.installed())
         return _wait(view, UNKNOWN_STRATEGY, f"{source}: there is no strategy {name[:64]!r}; installed are {known}")
     if spec.suspend:
@@ -270,7 +255,7 @@ def _examine(
             return _wait(view, TEMPLATE_REFUSED, "the API server refused spec.template in a dry run; edit the spec")
         if ledger.accepted.get(view.uid) != view.generation:
             return _wait(view, status.EXAMINING, "the template is being checked by a dry run")
-    return _Queued(view, turn, shape_of(spec, settings), strategy, spec.retry_policy.max_retries)
+    return _Queued(view, turn, shape_of(spec, settings), name, spec.retry_policy.max_retries)
 
 
 def _order(wish: _Queued) -> tuple[int, float, str, str]:
@@ -283,31 +268,34 @@ def _wait(view: WorkloadView, reason: str, message: str) -> Waiting:
     return Waiting(view.uid, view.namespace, view.name, view.resource_version, reason, message)
 
 
-def _assignment(
-    wish: _Queued, fitting: list[Candidate], avoided: tuple[str, ...], seed: int
-) -> tuple[Assignment, bool]:
+def _assigned(wish: _Queued, floor: _Floor, avoided: tuple[str, ...], seed: int) -> tuple[Assignment | None, bool]:
     """The workload's place: on a node where it was not withdrawn before, if there is one; if not (True) it begins anew.
 
     A strategy that always chooses alike would go round in a circle among the nodes that are remembered and the next
     one. Where that many were tried in vain, chance goes on: it gets everywhere in the end.
     """
+    if wish.shape in floor.full:
+        return None, False
     view, turn = wish.view, wish.turn
-    others = [candidate for candidate in fitting if candidate.node.name not in avoided]
-    strategy = Random() if others and len(avoided) >= AVOIDED_NODES else wish.strategy
-    request = Request(view.uid, view.namespace, view.name, wish.shape.requests)
-    assignment = Assignment(
+    strategy = Random.name if len(avoided) >= AVOIDED_NODES else wish.strategy
+    node, anew = floor.take(wish, strategy, seed, avoided), False
+    if not node and avoided:
+        strategy, anew = wish.strategy, True
+        node = floor.take(wish, strategy, seed)
+    if not node:
+        return None, False
+    return Assignment(
         uid=view.uid,
         namespace=view.namespace,
         name=view.name,
         generation=view.generation,
         resource_version=view.resource_version,
         turn=turn,
-        node=strategy.choose(request, others or fitting, seed),
+        node=node,
         requests=wish.shape.requests,
-        strategy=strategy.name,
+        strategy=strategy,
         job_name=job_name(view.name, view.uid, turn.attempt),
-    )
-    return assignment, not others
+    ), anew
 
 
 def _seen(ledger: Ledger, promised: Mapping[str, Assignment]) -> list[str]:

@@ -5,23 +5,33 @@ A new strategy is one new file and one line in `_INSTALLED`. Strategies see only
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Protocol
 
-from planning.strategies.candidates import Candidate, Request
+from planning.strategies.best_fit import BestFit
+from planning.strategies.candidates import Candidate, Rank, Request
 from planning.strategies.cost_optimized import CostOptimized
+from planning.strategies.fgd import FGD
 from planning.strategies.least_loaded import LeastLoaded
+from planning.strategies.most_allocated import MostAllocated
 from planning.strategies.random import Random
+from planning.typical import Typical
 
 
 class Strategy(Protocol):
-    """Chooses a node. Pure: the same request, candidates and seed give the same node, in whatever order they come."""
+    """Ranks nodes, one at a time. Pure: the rank depends on the arguments alone, so that it can be kept until they
+    change; `steady` says that of the request only what it asks for matters, and its constraints.
+    """
 
     @property
     def name(self) -> str: ...
 
-    def choose(self, request: Request, candidates: Sequence[Candidate], seed: int) -> str:
-        """The chosen node's name. `candidates` is never empty and holds each node once."""
+    @property
+    def steady(self) -> bool: ...
+
+    def rank(self, request: Request, candidate: Candidate) -> Rank:
+        """The lowest rank gets the request; among equals the first name does, and the fullest GPU."""
         ...
 
 
@@ -31,8 +41,13 @@ _INSTALLED: dict[str, Strategy] = {
         LeastLoaded(),
         Random(),
         CostOptimized(),
+        MostAllocated(),
+        BestFit(),
+        FGD(),
     )
 }
+# One for each set of typical requests, so that what it has found out about nodes serves until the set changes.
+_fgd = lru_cache(maxsize=4)(FGD)
 
 
 def installed() -> tuple[str, ...]:
@@ -41,8 +56,13 @@ def installed() -> tuple[str, ...]:
 
 
 def find(name: str) -> Strategy | None:
-    """The strategy of that name, or None: an unknown one is never replaced by another."""
+    """The strategy of that name, knowing nothing yet; None: an unknown one is never replaced by another."""
     return _INSTALLED.get(name)
 
 
-__all__ = ["Candidate", "Request", "Strategy", "find", "installed"]
+def informed(name: str, typical: Callable[[], tuple[Typical, ...]]) -> Strategy:
+    """The installed strategy of that name; one that looks ahead knows what is typically asked for."""
+    return _fgd(typical()) if name == FGD.name else _INSTALLED[name]
+
+
+__all__ = ["Candidate", "Rank", "Request", "Strategy", "find", "informed", "installed"]

@@ -1,37 +1,38 @@
-"""What a placement strategy decides about: a request, and the nodes that hold it with what is free there."""
+"""What a placement strategy decides about: a request, and a node that holds it as it is now and as it would be.
+
+GPUs are counted in thousandths, for a request may ask for a part of one.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from planning.model import NodeView, Resources
+from planning.model import Devices, NodeView, Resources
+
+Rank = tuple[float, ...]
+"""How much a strategy likes a candidate: the lowest is taken. All of one strategy's have the same length."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One workload that needs a node."""
+    """One workload that needs a node. `seed` is the round's: chance must be replayable."""
 
     uid: str
     namespace: str
     name: str
     requests: Resources
+    seed: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Candidate:
-    """A node that holds the request now. The share in its `load` is the used part of its most used resource among GPU,
-    CPU and memory.
+    """A node that holds the request: free CPU, memory and GPUs before it is placed there, and free GPUs after.
+
+    A request for a part of a GPU makes a candidate of each GPU of the node that has it; then `after` differs.
     """
 
     node: NodeView
-    free: Resources
-    load: tuple[int, float, str] = field(init=False)  # ascending: least loaded first, ties by share, then by name
-
-    def __post_init__(self) -> None:
-        whole, free = self.node.allocatable, self.free
-        share = max(
-            1.0 - free.gpus / whole.gpus if whole.gpus > 0 else 0.0,
-            1.0 - free.cpu_milli / whole.cpu_milli if whole.cpu_milli > 0 else 0.0,
-            1.0 - free.memory / whole.memory if whole.memory > 0 else 0.0,
-        )
-        object.__setattr__(self, "load", (-free.gpus, share, self.node.name))
+    cpu_milli: int
+    memory: int
+    devices: Devices
+    after: Devices

@@ -6,19 +6,21 @@ It spreads, and so leaves more GPUs stranded than any packing strategy (scheduli
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from operator import attrgetter
-
-from planning.strategies.candidates import Candidate, Request
-
-_load = attrgetter("load")
+from planning.model import WHOLE
+from planning.strategies.candidates import Candidate, Rank, Request
 
 
 class LeastLoaded:
-    """Most free GPUs first; ties by the least used share, then by name, so that equal nodes fill in turn."""
+    """Most free GPUs first; ties by the least used share of GPUs, CPU or memory, so that equal nodes fill in turn."""
 
     name = "leastLoaded"
+    steady = True
 
-    def choose(self, request: Request, candidates: Sequence[Candidate], seed: int) -> str:
-        chosen: Candidate = min(candidates, key=_load)
-        return chosen.node.name
+    def rank(self, request: Request, candidate: Candidate) -> Rank:
+        whole, free = candidate.node.allocatable, sum(candidate.devices)
+        used = max(
+            1.0 - free / (whole.gpus * WHOLE) if whole.gpus > 0 else 0.0,
+            1.0 - candidate.cpu_milli / whole.cpu_milli if whole.cpu_milli > 0 else 0.0,
+            1.0 - candidate.memory / whole.memory if whole.memory > 0 else 0.0,
+        )
+        return -free, used

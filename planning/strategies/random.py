@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
+from zlib import crc32
 
-from planning.strategies.candidates import Candidate, Request
+from planning.strategies.candidates import Candidate, Rank, Request
+
+_MASK = (1 << 64) - 1
 
 
 class Random:
-    """A hash of seed and workload picks the node: the order of the candidates does not matter, nor does the process."""
+    """A hash of seed, workload and node ranks the nodes: their order does not matter, nor does the process."""
 
     name = "random"
+    steady = False
 
-    def choose(self, request: Request, candidates: Sequence[Candidate], seed: int) -> str:
-        digest = hashlib.sha256(f"{seed}/{request.uid}".encode("utf-8", "surrogatepass")).digest()
-        names = sorted(candidate.node.name for candidate in candidates)
-        return names[int.from_bytes(digest[:8], "big") % len(names)]
+    def rank(self, request: Request, candidate: Candidate) -> Rank:
+        word = crc32(candidate.node.name.encode("utf-8", "surrogatepass"))
+        word |= crc32(f"{request.seed}/{request.uid}".encode("utf-8", "surrogatepass")) << 32
+        return (_mixed(word),)
+
+
+def _mixed(word: int) -> int:
+    """64 bits of which each depends on all of the word's. Source: the finalizer of Steele's SplitMix64."""
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EB & _MASK
+    return word ^ (word >> 31)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +11,9 @@ from hypothesis import strategies as st
 
 from planning import status
 from planning.ledger import after_carrying_out, after_deciding
-from planning.model import Avoided, Ledger, Resources, Turn, WorkloadView
-from planning.strategies import Candidate, Request, find, installed
-from tests.planning.builders import GIB, NOW, job, node, placed, pod, promise, round_of, snapshot, taint, workload
+from planning.model import Avoided, Ledger, Turn, WorkloadView
+from planning.strategies import installed
+from tests.planning.builders import NOW, job, node, placed, pod, promise, round_of, snapshot, taint, workload
 
 TEMPLATE = {"template": {"spec": {"containers": [{"name": "a", "image": "b"}]}}}
 
@@ -150,7 +149,7 @@ def test_strategy_from_spec_then_namespace_then_installation() -> None:
 def test_an_unknown_strategy_of_a_namespace_is_named_with_its_place() -> None:
     decision = round_of(snapshot([node("n")], [workload("a")], namespaces={"ns": "nope"}))
     assert decision.waiting[0].message == (
-        "namespace ns: there is no strategy 'nope'; installed are costOptimized, leastLoaded, random"
+        f"namespace ns: there is no strategy 'nope'; installed are {', '.join(installed())}"
     )
 
 
@@ -300,48 +299,6 @@ def test_withdrawing_and_seeing_in_one_round_keeps_the_next_turn() -> None:
     assert after_carrying_out(decided, decision.withdrawals, [], [], {}, {}, {}) == Ledger(
         turns={"a": Turn(1, 0)}, avoided={"a": Avoided(1, ("n",))}
     )
-
-
-def candidate(name: str, free: int, labels: Mapping[str, str] = {}, *, cpu: int = 64_000) -> Candidate:
-    return Candidate(node(name, labels=labels), Resources(free, cpu, 256 * GIB, 110))
-
-
-REQUEST = Request("u", "ns", "w", Resources(1))
-
-
-def choose(strategy: str, candidates: list[Candidate], seed: int = 1) -> str:
-    found = find(strategy)
-    assert found is not None
-    return found.choose(REQUEST, candidates, seed)
-
-
-def test_least_loaded_takes_most_free_gpus_then_least_used_share_then_name() -> None:
-    assert choose("leastLoaded", [candidate("a", 2), candidate("b", 3)]) == "b"
-    assert choose("leastLoaded", [candidate("a", 3, cpu=100), candidate("b", 3)]) == "b"
-    assert choose("leastLoaded", [candidate("b", 3), candidate("a", 3)]) == "a"
-
-
-def test_least_loaded_spreads_equal_nodes_in_turn() -> None:
-    nodes = [node(f"n{i}") for i in range(4)]
-    decision = round_of(snapshot(nodes, [workload(f"w{i}") for i in range(4)]))
-    assert sorted(placed(decision).values()) == ["n0", "n1", "n2", "n3"]
-
-
-def test_cost_optimized_takes_cheap_nodes_first() -> None:
-    cheap = {"gpu-orchestrator/cheap-node": "true"}
-    assert choose("costOptimized", [candidate("a", 8), candidate("b", 1, cheap), candidate("c", 2, cheap)]) == "c"
-    assert choose("costOptimized", [candidate("a", 8), candidate("b", 1)]) == "a"
-
-
-@given(st.permutations(range(9)), st.integers(0, 2**63), st.sampled_from(installed()))
-def test_every_strategy_is_replayable_and_blind_to_order(order: list[int], seed: int, strategy: str) -> None:
-    candidates = [candidate(f"n{i}", 1 + i % 3) for i in range(9)]
-    assert choose(strategy, [candidates[i] for i in order], seed) == choose(strategy, candidates, seed)
-
-
-def test_random_reaches_every_node() -> None:
-    candidates = [candidate(f"n{i}", 1) for i in range(5)]
-    assert {choose("random", candidates, seed) for seed in range(200)} == {f"n{i}" for i in range(5)}
 
 
 @given(st.lists(st.tuples(st.integers(1, 8), st.integers(-3, 3)), max_size=25), st.integers(0, 9))

@@ -12,7 +12,7 @@ from planning.jobs import job_manifest
 from planning.ledger import after_carrying_out, after_deciding
 from planning.lifecycle import Observation, next_step
 from planning.model import Ledger, Turn, Verdict
-from planning.strategies import least_loaded
+from planning.strategies import installed, least_loaded
 from planning.views import node_view, workload_view
 from tests.planning.builders import NOW, SETTINGS, job, node, placed, pod, promise, round_of, snapshot, taint, workload
 
@@ -140,7 +140,7 @@ def test_defect_12_an_unknown_strategy_is_said_and_never_replaced() -> None:
     decision = round_of(snapshot([node("n")], [workload("a", spec={"schedulingStrategy": "bestGuess"})]))
     assert not decision.assignments
     assert decision.waiting[0].reason == "UnknownStrategy"
-    assert "'bestGuess'; installed are costOptimized, leastLoaded, random" in decision.waiting[0].message
+    assert f"'bestGuess'; installed are {', '.join(installed())}" in decision.waiting[0].message
 
 
 def test_defect_13_least_loaded_does_not_claim_to_avoid_fragmentation() -> None:

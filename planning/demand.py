@@ -1,0 +1,51 @@
+"""What the fleet is typically asked for: learned from the GPUWorkloads that exist, the newer ones counting more.
+
+For the placement round. Ended ones count for as long as they are kept (`ttlSecondsAfterFinished`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from crds.gpuworkload import GPUWorkloadSpec
+from crds.settings import Settings
+from planning.filters import Constraints
+from planning.jobs import shape_of
+from planning.model import GPU_MODEL_LABEL, WorkloadView
+from planning.typical import Kind, Typical, typical
+
+HALF_LIFE = 7 * 24 * 3600.0  # seconds after which a workload counts half
+
+
+def learned(workloads: Iterable[WorkloadView], settings: Settings, now: float) -> tuple[Typical, ...]:
+    """The typical requests, most frequent first."""
+    # Specs that are equal are mostly one object (activities.cache.Specs), so few shapes have to be made.
+    weights: dict[int, float] = {}
+    specs: dict[int, GPUWorkloadSpec] = {}
+    for view in workloads:
+        if view.spec is not None:
+            key = id(view.spec)
+            specs[key] = view.spec
+            weights[key] = weights.get(key, 0.0) + 0.5 ** (max(0.0, now - view.created) / HALF_LIFE)
+    return typical((kind(spec, settings), weights[key]) for key, spec in specs.items())
+
+
+def kind(spec: GPUWorkloadSpec, settings: Settings) -> Kind:
+    """What this spec counts as."""
+    shape = shape_of(spec, settings)
+    need = shape.requests
+    return Kind(need.gpus, need.gpu_milli, need.cpu_milli, models(shape.constraints))
+
+
+def models(constraints: Constraints) -> tuple[str, ...]:
+    """The GPU models that a node must have one of, sorted; none if any will do, or if it cannot be told."""
+    for label, value in constraints.selector:
+        if label == GPU_MODEL_LABEL:
+            return (value,)
+    named: set[str] = set()
+    for term in constraints.affinity or ():
+        asked = [set(each.values) for each in term if each.key == GPU_MODEL_LABEL and each.operator == "In"]
+        if not asked:
+            return ()
+        named |= set.intersection(*asked)
+    return tuple(sorted(named))

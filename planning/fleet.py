@@ -1,0 +1,196 @@
+"""Finds the best node for a request among very many, by looking only at what changed since the last such request.
+
+For the placement round and the simulation. For every shape of request and strategy that was asked for it keeps a heap
+of the nodes that hold it; a placement changes one node, and each heap learns of it when it is asked again. So a
+decision costs what happened since, not the number of nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+
+from planning.capacity import Room
+from planning.filters import Constraints, Shape, refusal
+from planning.model import WHOLE, Devices, NodeView, Resources
+from planning.strategies import Candidate, Rank, Request, Strategy
+
+# A heap entry: rank, the node's name (ties), free thousandths of the chosen GPU, the node's version, its index.
+_Entry = tuple[Rank, str, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A node, and which of its GPUs: their indices, as the fleet counts them."""
+
+    node: str
+    devices: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Node:
+    """A node and what is left on it."""
+
+    view: NodeView
+    cpu_milli: int
+    memory: int
+    pods: int
+    gpus: list[int]
+    devices: Devices = ()
+    whole: int = 0
+    version: int = 0
+
+    def __post_init__(self) -> None:
+        self.count()
+
+    def count(self) -> None:
+        self.devices = tuple(sorted(self.gpus, reverse=True))
+        self.whole = self.devices.count(WHOLE)
+
+    def holds(self, need: Resources) -> bool:
+        if need.cpu_milli > self.cpu_milli or need.memory > self.memory or need.pods > self.pods:
+            return False
+        if need.gpu_milli == WHOLE or not need.gpus:
+            return need.gpus <= self.whole
+        return bool(self.devices) and need.gpu_milli <= self.devices[0]
+
+
+@dataclass(slots=True)
+class _View:
+    """The nodes that hold one shape, the best first, as one strategy ranks them, after `seen` changes of the log."""
+
+    heap: list[_Entry]
+    seen: int
+
+
+class Fleet:
+    """Nodes with what is left on them. Strategies whose ranks are not steady are asked about every node each time."""
+
+    def __init__(self, nodes: Iterable[tuple[NodeView, Room]]) -> None:
+        self._nodes = [
+            _Node(view, left.cpu_milli, left.memory, left.pods, _gpus(view.allocatable.gpus, left.gpus))
+            for view, left in nodes
+        ]
+        self._index = {node.view.name: i for i, node in enumerate(self._nodes)}
+        self._open: dict[Constraints, list[bool]] = {}
+        self._views: dict[tuple[Strategy, Shape], _View] = {}
+        self._log: list[int] = []
+        self._logged = 0  # how many changes were dropped from the log's beginning
+
+    def find(self, request: Request, shape: Shape, strategy: Strategy, avoided: Collection[str] = ()) -> Place | None:
+        """The best place for the request now, on none of the `avoided` nodes; None if no other node holds it."""
+        heap = self._heap(request, shape, strategy)
+        aside: list[_Entry] = []
+        found: Place | None = None
+        while heap:
+            entry = heap[0]
+            _, name, free, version, index = entry
+            node = self._nodes[index]
+            if node.version != version:
+                heappop(heap)
+                continue
+            if name in avoided:
+                aside.append(heappop(heap))
+                continue
+            found = Place(name, _chosen(node.gpus, shape.requests, free))
+            break
+        for entry in aside:
+            heappush(heap, entry)
+        return found
+
+    def take(self, place: Place, requests: Resources) -> None:
+        """The request is there from now on."""
+        self._change(place, requests, -1)
+
+    def give_back(self, place: Place, requests: Resources) -> None:
+        """The request is there no longer."""
+        self._change(place, requests, 1)
+
+    def left(self) -> Iterator[tuple[NodeView, int, Devices]]:
+        """Each node with its free CPU and GPUs."""
+        for node in self._nodes:
+            yield node.view, node.cpu_milli, node.devices
+
+    def devices(self, node: str) -> tuple[int, ...]:
+        """Free thousandths of each of the node's GPUs, by index."""
+        return tuple(self._nodes[self._index[node]].gpus)
+
+    def _change(self, place: Place, requests: Resources, sign: int) -> None:
+        index = self._index[place.node]
+        node = self._nodes[index]
+        node.cpu_milli += sign * requests.cpu_milli
+        node.memory += sign * requests.memory
+        node.pods += sign * requests.pods
+        for device in place.devices:
+            node.gpus[device] += sign * requests.gpu_milli
+        node.count()
+        node.version += 1
+        self._log.append(index)
+        if len(self._log) > 4 * len(self._nodes) + 1000:
+            half = len(self._log) // 2
+            del self._log[:half]
+            self._logged += half
+
+    def _heap(self, request: Request, shape: Shape, strategy: Strategy) -> list[_Entry]:
+        """The ranked nodes that hold the shape, among outdated entries of any."""
+        now = self._logged + len(self._log)
+        view = self._views.get((strategy, shape)) if strategy.steady else None
+        if view is None or view.seen < self._logged or len(view.heap) > 4 * len(self._nodes) + 1000:
+            view = _View(self._ranked(range(len(self._nodes)), request, shape, strategy), now)
+            heapify(view.heap)
+            if strategy.steady:
+                self._views[strategy, shape] = view
+            return view.heap
+        if view.seen < now:
+            changed = set(self._log[view.seen - self._logged :])
+            for entry in self._ranked(changed, request, shape, strategy):
+                heappush(view.heap, entry)
+            view.seen = now
+        return view.heap
+
+    def _ranked(self, indices: Iterable[int], request: Request, shape: Shape, strategy: Strategy) -> list[_Entry]:
+        """An entry for each of the nodes that hold the request."""
+        allowed = self._open.get(shape.constraints)
+        if allowed is None:
+            allowed = [not refusal(shape.constraints, node.view) for node in self._nodes]
+            self._open[shape.constraints] = allowed
+        need, nodes = shape.requests, self._nodes
+        entries = []
+        for index in indices:
+            node = nodes[index]
+            if allowed[index] and node.holds(need):
+                entries.append(_entry(node, index, request, strategy))
+        return entries
+
+
+def _entry(node: _Node, index: int, request: Request, strategy: Strategy) -> _Entry:
+    """How the strategy ranks the node; where a part of a GPU is asked for, with the best of its GPUs."""
+    need, devices = request.requests, node.devices
+    candidate = Candidate(node.view, node.cpu_milli, node.memory, devices, devices)
+    if need.gpu_milli == WHOLE or not need.gpus:
+        if need.gpus:
+            candidate.after = devices[need.gpus :] + (0,) * need.gpus
+        return strategy.rank(request, candidate), node.view.name, WHOLE, node.version, index
+    offers: list[tuple[Rank, int]] = []
+    for free in dict.fromkeys(devices):
+        if free < need.gpu_milli:
+            break
+        at = devices.index(free)
+        candidate.after = tuple(sorted((*devices[:at], free - need.gpu_milli, *devices[at + 1 :]), reverse=True))
+        offers.append((strategy.rank(request, candidate), free))
+    rank, chosen = min(offers)
+    return rank, node.view.name, chosen, node.version, index
+
+
+def _chosen(gpus: list[int], need: Resources, free: int) -> tuple[int, ...]:
+    """The indices of the GPUs: as many whole ones, or the first with just so much free."""
+    if not need.gpus:
+        return ()
+    if need.gpu_milli == WHOLE:
+        return tuple(i for i, each in enumerate(gpus) if each == WHOLE)[: need.gpus]
+    return (gpus.index(free),)
+
+
+def _gpus(whole: int, left: int) -> list[int]:
+    return [WHOLE if i < left else 0 for i in range(whole)]

@@ -1,0 +1,93 @@
+"""What is typically asked for, and how much of a node's free GPUs such requests could not use: its fragmentation.
+
+For the strategies that avoid it. Source: Weng et al., "Beware of Fragmentation" (ATC 2023), section 3: for each typical
+request, weighted by how often it comes, all that is free is a fragment if the node cannot hold the request, and else
+what is free on GPUs that have less than it needs.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from planning.model import Devices
+
+# Of all requests, the most frequent kinds that make up this share are typical.
+COVERAGE = 0.95
+# Tables kept: each is one state of a node's GPUs. A fleet has some thousands; more only wastes memory.
+_TABLES = 50_000
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Kind:
+    """What tells one typical request from another. `models`: the GPU models it takes; none for any."""
+
+    gpus: int
+    gpu_milli: int
+    cpu_milli: int
+    models: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Typical:
+    """A kind of request and its share of all requests that are typical."""
+
+    kind: Kind
+    share: float
+
+
+def typical(asked: Iterable[tuple[Kind, float]]) -> tuple[Typical, ...]:
+    """The most frequent kinds, and with what share; `asked` are kinds with how often, in any order and repeatedly."""
+    weights: dict[Kind, float] = {}
+    for kind, weight in asked:
+        weights[kind] = weights.get(kind, 0.0) + weight
+    total, covered = sum(weights.values()), 0.0
+    chosen: list[tuple[Kind, float]] = []
+    for kind, weight in sorted(weights.items(), key=lambda item: (-item[1], item[0])):
+        if covered >= COVERAGE * total:
+            break
+        chosen.append((kind, weight))
+        covered += weight
+    return tuple(Typical(kind, weight / covered) for kind, weight in chosen)
+
+
+class Fragments:
+    """How many thousandths of GPUs are fragments on a node, for a fixed set of typical requests."""
+
+    def __init__(self, requests: Iterable[Typical]) -> None:
+        # A request without GPUs cannot use any: all that is free counts in full for it, whatever becomes of the node.
+        self._typical = sorted((each for each in requests), key=lambda each: each.kind.cpu_milli)
+        self._share = sum(each.share for each in self._typical)
+        self._of_model: dict[str, tuple[Typical, ...]] = {}
+        self._tables: dict[tuple[str, Devices], tuple[float, list[int], list[float]]] = {}
+
+    def on(self, model: str, cpu_milli: int, devices: Devices) -> float:
+        """The fragments on a node of that GPU model with so much free."""
+        table = self._tables.get((model, devices))
+        if table is None:
+            table = self._table(model, devices)
+        all_free, steps, usable = table
+        return all_free - usable[bisect_right(steps, cpu_milli)]
+
+    def _table(self, model: str, devices: Devices) -> tuple[float, list[int], list[float]]:
+        """What is free, weighted; and what of it is usable: by how much CPU that takes, the sums so far."""
+        if len(self._tables) >= _TABLES:
+            self._tables.clear()
+        takers = self._of_model.get(model)
+        if takers is None:
+            takers = tuple(t for t in self._typical if t.kind.gpus and (not t.kind.models or model in t.kind.models))
+            self._of_model[model] = takers
+        by_need: dict[tuple[int, int], int] = {}
+        steps, usable = [], [0.0]
+        for each in takers:
+            need = each.kind.gpus, each.kind.gpu_milli
+            if need not in by_need:
+                enough = [free for free in devices if free >= need[1]]
+                by_need[need] = sum(enough) if len(enough) >= need[0] else 0
+            if by_need[need]:
+                steps.append(each.kind.cpu_milli)
+                usable.append(usable[-1] + each.share * by_need[need])
+        table = self._share * sum(devices), steps, usable
+        self._tables[model, devices] = table
+        return table

@@ -1,0 +1,160 @@
+"""`berth simulate` as a person runs it: on openb's format, on other files, and on broken ones."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from berth.cli import command_line
+from berth.cli.simulate_command import parse_seeds
+from berth.demo.trace import default_folder
+from berth.simulate.trace import read_nodes, read_pods
+from planning.model import GPU_MODEL_LABEL
+from stack.errors import StackError
+
+NODES = "sn,cpu_milli,memory_mib,gpu,model\na,32000,65536,4,T4\nb,32000,65536,4,H200\n"
+PODS = (
+    "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,creation_time,deletion_time,scheduled_time\n"
+    "half,1000,1024,1,500,,LS,0,100,0\n"
+    "two,1000,1024,2,1000,H200,BE,10,110,20\n"
+    "cpu,1000,1024,0,0,,BE,20,50,\n"
+)
+
+
+def simulate(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(command_line(), ["simulate", *arguments])
+    return result.exit_code, result.output
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[str, ...]:
+    nodes, pods = tmp_path / "nodes.csv", tmp_path / "pods.csv.gz"
+    nodes.write_text(NODES)
+    pods.write_bytes(gzip.compress(PODS.encode()))
+    return "--nodes", str(nodes), "--pods", str(pods)
+
+
+def test_it_shows_a_table_and_writes_every_figure(files: tuple[str, ...], tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    code, text = simulate(*files, "--strategy", "fgd", "--strategy", "random", "--seeds", "1-3", "--json", str(out))
+    assert code == 0, text
+    report: dict[str, Any] = json.loads(out.read_text())
+    assert report["simulated"] and report["nodes"] == {"file": "nodes.csv", "count": 2, "gpus": 8}
+    assert list(report["strategies"]) == ["fgd", "random"]
+    found = report["strategies"]["fgd"]["unallocated_gpu_percent"]
+    assert len(found["by_seed"]) == 3 and 0 <= found["mean"] < 100
+    assert found["mean"] == pytest.approx(sum(found["by_seed"]) / 3, abs=1e-3)
+    assert f"{found['mean']:.2f} ±" in text and "simulated" in text
+    curve = report["strategies"]["fgd"]["allocated_gpu_percent_by_asked_percent"]
+    assert curve == sorted(curve) and curve[-1] == pytest.approx(100 - found["mean"], abs=0.01)
+
+
+def test_the_same_seed_gives_the_same_figures(files: tuple[str, ...], tmp_path: Path) -> None:
+    told = []
+    for name in ("a", "b"):
+        assert simulate(*files, "--seeds", "7", "--json", str(tmp_path / name))[0] == 0
+        strategies = json.loads((tmp_path / name).read_text())["strategies"]
+        told.append({each: figures["unallocated_gpu_percent"] for each, figures in strategies.items()})
+    assert told[0] == told[1] and len(told[0]) >= 6, "all installed strategies"
+
+
+def test_under_load_it_tells_how_long_whom_waited(files: tuple[str, ...], tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    code, text = simulate(*files, "--strategy", "bestFit", "--load", "3", "--json", str(out))
+    assert code == 0, text
+    figures = json.loads(out.read_text())["strategies"]["bestFit"]
+    assert set(figures["wait_seconds_by_tenant"]) == {"BE", "LS"}
+    assert "tenant LS" in text and figures["unplaced_pods"]["mean"] == 0
+
+
+def test_on_openb_packing_leaves_less_than_spreading(tmp_path: Path) -> None:
+    folder, out = default_folder(), tmp_path / "out.json"
+    files = ("--nodes", str(folder / "nodes.csv"), "--pods", str(folder / "pods.csv.gz"))
+    code, text = simulate(*files, "--strategy", "fgd", "--strategy", "leastLoaded", "--json", str(out))
+    assert code == 0, text
+    left = {
+        name: figures["unallocated_gpu_percent"]["mean"]
+        for name, figures in json.loads(out.read_text())["strategies"].items()
+    }
+    assert left["fgd"] < 0.7 * left["leastLoaded"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "pods", "told"),
+    [
+        (None, PODS, "does not exist"),
+        ("", PODS, "has no column sn"),
+        ("sn,cpu_milli,gpu\n", PODS, "has no column memory_mib"),
+        ("sn,cpu_milli,memory_mib,gpu\n", PODS, "has no rows"),
+        ("sn,cpu_milli,memory_mib,gpu\na,1,1,0\n", PODS, "no node with a GPU"),
+        ("sn,cpu_milli,memory_mib,gpu\na,1,1,1\na,1,1,1\n", PODS, "nodes.csv, line 3: sn is 'a' again"),
+        ("sn,cpu_milli,memory_mib,gpu\na,1,1,65\n", PODS, "line 2: gpu is 65, not from 0 to 64"),
+        ("sn,cpu_milli,memory_mib,gpu\na,1,1,1,9\n", PODS, "line 2: it has more values than the 4 columns"),
+        (NODES, PODS + "x,one,1,1,1000,,,,,\n", "pods.csv, line 5: cpu_milli is 'one', not a whole number"),
+        (NODES, PODS + "x,1\n", "line 5: num_gpu is '', not a whole number"),
+        (NODES, PODS + "x,1,1,2,500,,,,,\n", "line 5: gpu_milli is 500: a part of a GPU can be asked for of one only"),
+        (NODES, PODS + "x,1,1,1,0,,,,,\n", "line 5: gpu_milli is 0, not from 1 to 1000"),
+        (NODES, PODS + "x,1,1,1,1000,,,9,8,\n", "line 5: deletion_time is 1 s before the pod began"),
+        (NODES, PODS + "x,1,1,1,1000,,,nan,8,\n", "line 5: creation_time is 'nan', not a number of seconds"),
+        (NODES, "name,cpu_milli,memory_mib,num_gpu\nx,1,1,0\n", "no pod that asks for a GPU"),
+        (NODES, "name,cpu_milli,memory_mib,num_gpu\n" + "x" * 200_000 + ",1,1,1\n", "line"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_place(tmp_path: Path, nodes: str | None, pods: str, told: str) -> None:
+    files = {"nodes": tmp_path / "nodes.csv", "pods": tmp_path / "pods.csv"}
+    if nodes is not None:
+        files["nodes"].write_text(nodes)
+    files["pods"].write_text(pods)
+    code, text = simulate("--nodes", str(files["nodes"]), "--pods", str(files["pods"]), "--strategy", "random")
+    assert code == 1 and told in text.replace("\n", " "), text
+    assert "Traceback" not in text
+
+
+@given(st.binary(max_size=200), st.sampled_from(["nodes.csv", "pods.csv.gz"]))
+def test_no_file_makes_it_crash(tmp_path_factory: pytest.TempPathFactory, data: bytes, name: str) -> None:
+    path = tmp_path_factory.mktemp("fuzzed") / name
+    path.write_bytes(data)
+    for read in (read_nodes, read_pods):
+        with pytest.raises(StackError):
+            read(path)
+
+
+def test_a_trace_without_times_has_no_load(tmp_path: Path, files: tuple[str, ...]) -> None:
+    pods = tmp_path / "untimed.csv"
+    pods.write_text("name,cpu_milli,memory_mib,num_gpu\nx,1,1,1\n")
+    code, text = simulate(*files[:2], "--pods", str(pods), "--load", "0.9")
+    assert code == 1 and "no creation and deletion times" in text
+
+
+def test_an_unknown_strategy_names_those_installed(files: tuple[str, ...]) -> None:
+    code, text = simulate(*files, "--strategy", "bestGuess")
+    assert code == 1 and "'bestGuess'" in text and "mostAllocated" in text
+
+
+def test_the_columns_of_openb_are_read_as_they_are_meant(tmp_path: Path) -> None:
+    (tmp_path / "n.csv").write_text(NODES)
+    (tmp_path / "p.csv").write_text(PODS)
+    assert [node.labels[GPU_MODEL_LABEL] for node in read_nodes(tmp_path / "n.csv")] == ["T4", "H200"]
+    half, two, cpu = read_pods(tmp_path / "p.csv")
+    assert (half.gpu_milli, two.gpu_milli, cpu.gpu_milli) == (500, 2000, 0)
+    assert (half.seconds, two.seconds, cpu.seconds) == (100, 90, 30)
+    assert (half.tenant, two.kind.models, half.kind.models) == ("LS", ("H200",), ())
+
+
+@pytest.mark.parametrize(("text", "seeds"), [("42-44", (42, 43, 44)), ("7", (7,)), ("1,2, 2-3", (1, 2, 3))])
+def test_seeds(text: str, seeds: tuple[int, ...]) -> None:
+    assert parse_seeds(text) == seeds
+
+
+@pytest.mark.parametrize("text", ["", "a", "3-1", "1-99999999", "-1", "1,,2"])
+def test_seeds_that_are_none(text: str) -> None:
+    with pytest.raises(typer.BadParameter):
+        parse_seeds(text)

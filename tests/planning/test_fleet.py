@@ -1,0 +1,144 @@
+"""The fleet's index against a look at every node, through any sequence of requests, ends and strategies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planning.capacity import Room
+from planning.filters import Constraints, Shape
+from planning.fleet import Fleet, Place
+from planning.model import GPU_MODEL_LABEL, WHOLE, NodeView, Resources
+from planning.strategies import Candidate, Rank, Request, Strategy, find, installed
+from planning.strategies.fgd import FGD
+from planning.typical import Kind, typical
+from tests.planning.builders import GIB, node
+
+LEARNED = FGD(typical([(Kind(1, 300, 2000), 3.0), (Kind(2, WHOLE, 9000, ("T4",)), 1.0), (Kind(4, WHOLE, 4000), 2.0)]))
+STRATEGIES: list[Strategy] = [LEARNED, *(found for name in installed() if (found := find(name)))]
+
+needs = st.one_of(
+    st.builds(Resources, gpus=st.integers(0, 4), cpu_milli=st.integers(0, 9) | st.just(40_000), pods=st.just(1)),
+    st.builds(Resources, gpus=st.just(1), cpu_milli=st.integers(0, 9), gpu_milli=st.sampled_from([100, 300, 500, 999])),
+)
+models = st.sampled_from(["", "T4", "H200"])
+
+
+@dataclass
+class Plain:
+    """A node without any index: what every answer is compared with."""
+
+    view: NodeView
+    cpu: int
+    memory: int
+    pods: int
+    gpus: list[int]
+
+    def offers(self, request: Request, strategy: Strategy) -> list[tuple[Rank, str, int]]:
+        need = request.requests
+        if need.cpu_milli > self.cpu or need.memory > self.memory or need.pods > self.pods:
+            return []
+        before = tuple(sorted(self.gpus, reverse=True))
+        if need.gpu_milli == WHOLE or not need.gpus:
+            free = [i for i, each in enumerate(self.gpus) if each == WHOLE][: need.gpus]
+            choices = [(WHOLE, free)] if len(free) == need.gpus else []
+        else:
+            choices = [(each, [i]) for i, each in enumerate(self.gpus) if each >= need.gpu_milli]
+        found = []
+        for free_there, devices in choices:
+            left = [each - need.gpu_milli * (i in devices) for i, each in enumerate(self.gpus)]
+            candidate = Candidate(self.view, self.cpu, self.memory, before, tuple(sorted(left, reverse=True)))
+            found.append((strategy.rank(request, candidate), self.view.name, free_there))
+        return found
+
+    def change(self, need: Resources, devices: tuple[int, ...], sign: int) -> None:
+        self.cpu += sign * need.cpu_milli
+        self.memory += sign * need.memory
+        self.pods += sign * need.pods
+        for device in devices:
+            self.gpus[device] += sign * need.gpu_milli
+
+
+def plain(name: str, gpus: int, model: str) -> Plain:
+    view = node(name, gpus, labels={GPU_MODEL_LABEL: model})
+    return Plain(view, 64_000, 256 * GIB, 5, [WHOLE] * gpus)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 8), models), min_size=1, max_size=6),
+    st.lists(st.tuples(needs, models, st.sampled_from(STRATEGIES), st.booleans()), max_size=60),
+)
+def test_it_finds_what_a_look_at_every_node_finds(
+    made: list[tuple[int, str]], asked: list[tuple[Resources, str, Strategy, bool]]
+) -> None:
+    nodes = {f"n{i}": plain(f"n{i}", *each) for i, each in enumerate(made)}
+    fleet = Fleet((each.view, Room(len(each.gpus), each.cpu, each.memory, each.pods)) for each in nodes.values())
+    placed: list[tuple[Place, Resources]] = []
+    for number, (need, model, strategy, one_ends) in enumerate(asked):
+        constraints = Constraints(selector=((GPU_MODEL_LABEL, model),) if model else ())
+        request = Request(str(number), "ns", "w", need, 7)
+        place = fleet.find(request, Shape(need, constraints), strategy)
+        open_to = [each for each in nodes.values() if not model or each.view.labels[GPU_MODEL_LABEL] == model]
+        offers = [offer for each in open_to for offer in each.offers(request, strategy)]
+        assert (place is None) == (not offers)
+        if place is not None:
+            _, name, free = min(offers)
+            gpus = nodes[name].gpus
+            assert place.node == name
+            assert [gpus[i] for i in place.devices] == [free] * need.gpus
+            assert len(set(place.devices)) == need.gpus
+            fleet.take(place, need)
+            nodes[name].change(need, place.devices, -1)
+            placed.append((place, need))
+        if one_ends and placed:
+            place, need = placed.pop(number % len(placed))
+            fleet.give_back(place, need)
+            nodes[place.node].change(need, place.devices, 1)
+        for name, each in nodes.items():
+            assert list(fleet.devices(name)) == each.gpus
+            assert min([each.cpu, each.memory, each.pods, *each.gpus]) >= 0, "over-committed"
+
+
+def test_long_after_a_shape_was_last_asked_for_it_is_found_anew() -> None:
+    fleet, one, rare = two_nodes(), Resources(1), Resources(2)
+    strategy = FGD()
+    assert fleet.find(request(rare), Shape(rare), strategy) is not None
+    for _ in range(2000):  # far more than the log keeps
+        place = fleet.find(request(one), Shape(one), strategy)
+        assert place is not None
+        fleet.take(place, one)
+        fleet.give_back(place, one)
+    fleet.take(Place("a", (0,)), one)
+    place = fleet.find(request(rare), Shape(rare), strategy)
+    assert place is not None and place.node == "b"
+
+
+def test_avoided_nodes_are_left_out_once_and_not_for_ever() -> None:
+    fleet, one, strategy = two_nodes(), Resources(1), FGD()
+    for avoided, node_name in (({"a"}, "b"), ((), "a"), ({"b"}, "a")):
+        place = fleet.find(request(one), Shape(one), strategy, avoided)
+        assert place is not None and place.node == node_name
+    assert fleet.find(request(one), Shape(one), strategy, {"a", "b"}) is None
+
+
+@pytest.mark.parametrize("left", [Room(-1, 64_000, GIB, 9), Room(2, -1, GIB, 9), Room(2, 64_000, GIB, 0)])
+def test_a_node_that_others_over_committed_holds_nothing(left: Room) -> None:
+    need = Resources(1, 1, 1, 1)
+    assert Fleet([(node("a", 2), left)]).find(request(need), Shape(need), FGD()) is None
+
+
+def test_a_node_that_does_not_take_such_requests_is_not_looked_at() -> None:
+    cordoned = replace(node("a", 8), unschedulable=True)
+    fleet = Fleet([(cordoned, Room(8, 64_000, GIB, 9))])
+    assert fleet.find(request(Resources(1)), Shape(Resources(1)), FGD()) is None
+
+
+def request(need: Resources) -> Request:
+    return Request("u", "ns", "w", need)
+
+
+def two_nodes() -> Fleet:
+    return Fleet((node(name, 2), Room(2, 64_000, 256 * GIB, 110)) for name in "ab")

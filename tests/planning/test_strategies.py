@@ -1,0 +1,112 @@
+"""Which node each strategy takes, alone among candidates that all hold the request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planning.capacity import Room
+from planning.filters import Shape
+from planning.fleet import Fleet
+from planning.model import GPU_MODEL_LABEL, NodeView, Resources
+from planning.strategies import Request, Strategy, find, installed
+from planning.strategies.cost_optimized import price
+from planning.strategies.fgd import FGD, score
+from planning.typical import Kind, typical
+from tests.planning.builders import GIB, node, placed, round_of, snapshot, workload
+
+ONE = Resources(1)
+
+
+def candidate(
+    name: str, free: int, labels: Mapping[str, str] = {}, *, cpu: int = 64_000, gpus: int = 8
+) -> tuple[NodeView, Room]:
+    return node(name, gpus, labels=labels), Room(free, cpu, 256 * GIB, 110)
+
+
+def choose(
+    strategy: str | Strategy, candidates: list[tuple[NodeView, Room]], seed: int = 1, need: Resources = ONE
+) -> str:
+    found = find(strategy) if isinstance(strategy, str) else strategy
+    assert found is not None
+    place = Fleet(candidates).find(Request("u", "ns", "w", need, seed), Shape(need), found)
+    assert place is not None
+    return place.node
+
+
+def test_least_loaded_takes_most_free_gpus_then_least_used_share_then_name() -> None:
+    assert choose("leastLoaded", [candidate("a", 2), candidate("b", 3)]) == "b"
+    assert choose("leastLoaded", [candidate("a", 3, cpu=100), candidate("b", 3)]) == "b"
+    assert choose("leastLoaded", [candidate("b", 3), candidate("a", 3)]) == "a"
+
+
+def test_least_loaded_spreads_equal_nodes_in_turn() -> None:
+    nodes = [node(f"n{i}") for i in range(4)]
+    decision = round_of(snapshot(nodes, [workload(f"w{i}") for i in range(4)]))
+    assert sorted(placed(decision).values()) == ["n0", "n1", "n2", "n3"]
+
+
+def test_most_allocated_takes_the_fewest_free_gpus_then_the_first_name() -> None:
+    assert choose("mostAllocated", [candidate("a", 4), candidate("b", 1), candidate("c", 1)]) == "b"
+
+
+def test_best_fit_weighs_what_is_left_of_cpu_and_gpus() -> None:
+    assert choose("bestFit", [candidate("a", 2), candidate("b", 3, cpu=16_000)]) == "b"
+    assert choose("bestFit", [candidate("a", 2), candidate("b", 5, cpu=32_000)]) == "a"
+
+
+def test_cost_optimized_takes_cheap_nodes_first_then_the_lower_price() -> None:
+    cheap = {"gpu-orchestrator/cheap-node": "true"}
+    assert choose("costOptimized", [candidate("a", 8), candidate("b", 1, cheap), candidate("c", 2, cheap)]) == "c"
+    assert choose("costOptimized", [candidate("a", 8), candidate("b", 1)]) == "a"
+    costs = [{"gpu.warp.dev/price-per-gpu-hour": told} for told in ("3.10", "2.48", "cheap")]
+    assert choose("costOptimized", [candidate(f"n{i}", 8 - i, costs[i]) for i in range(3)]) == "n1"
+    assert choose("costOptimized", [candidate("a", 8), candidate("b", 1, costs[0])]) == "b"
+
+
+@pytest.mark.parametrize("label", ["", "free", "-1", "nan", "inf", "1e999", "1" * 21])
+def test_what_is_no_price_counts_as_the_highest(label: str) -> None:
+    assert price(label) == float("inf")
+
+
+def test_fgd_keeps_free_what_others_typically_ask_for() -> None:
+    whole_nodes = typical([(Kind(8, 1000, 1000), 1.0)])
+    assert choose(FGD(whole_nodes), [candidate("a", 8), candidate("b", 7)]) == "b", "an empty node is spoiled once only"
+    of_one_model = typical([(Kind(1, 1000, 1000, ("H200",)), 1.0)])
+    models = [candidate(name, 4, {GPU_MODEL_LABEL: model}) for name, model in (("a", "H200"), ("b", "T4"))]
+    assert choose(FGD(of_one_model), models) == "b", "what others cannot use goes first"
+
+
+def test_fgd_shares_a_gpu_that_is_shared_already() -> None:
+    fleet, half = Fleet([candidate("a", 8), candidate("b", 8)]), Resources(1, gpu_milli=500)
+    strategy, used = FGD(typical([(Kind(1, 1000, 0), 1.0)])), []
+    for number in range(4):
+        place = fleet.find(Request(str(number), "ns", "w", half), Shape(half), strategy)
+        assert place is not None
+        fleet.take(place, half)
+        used.append((place.node, place.devices))
+    assert used[0] == used[1] and used[2] == used[3]
+
+
+def test_fgd_that_knows_nothing_typical_packs() -> None:
+    assert choose("fgd", [candidate("a", 4), candidate("b", 1), candidate("c", 1)]) == "b"
+
+
+def test_scores_of_fgd_are_coarse_and_never_overflow() -> None:
+    assert (score(0), score(1000), score(-1000), score(1e12), score(-1e12)) == (50, 73, 26, 99, 0)
+    assert len({score(fall) for fall in range(-20, 20)}) == 2
+
+
+@given(st.permutations(range(9)), st.integers(0, 2**63), st.sampled_from(installed()))
+def test_every_strategy_is_replayable_and_blind_to_order(order: list[int], seed: int, strategy: str) -> None:
+    candidates = [candidate(f"n{i}", 1 + i % 3) for i in range(9)]
+    assert choose(strategy, [candidates[i] for i in order], seed) == choose(strategy, candidates, seed)
+
+
+def test_random_reaches_every_node_about_as_often() -> None:
+    candidates = [candidate(f"n{i}", 1) for i in range(5)]
+    taken = [choose("random", candidates, seed) for seed in range(1000)]
+    assert {name for name in taken if 150 <= taken.count(name) <= 250} == {f"n{i}" for i in range(5)}

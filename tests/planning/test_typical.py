@@ -1,0 +1,81 @@
+"""What counts as typical, and how much of a node's free GPUs that cannot use."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planning.demand import HALF_LIFE, learned, models
+from planning.filters import Constraints, Requirement
+from planning.model import GPU_MODEL_LABEL, WHOLE, Devices
+from planning.typical import Fragments, Kind, typical
+from tests.planning.builders import NOW, SETTINGS, workload
+
+kinds = st.builds(
+    Kind,
+    st.integers(0, 8),
+    st.just(WHOLE),
+    st.integers(0, 4).map(lambda n: n * 1000),
+    st.sets(st.sampled_from(["T4", "H200"])).map(lambda names: tuple(sorted(names))),
+) | st.builds(Kind, st.just(1), st.integers(1, 999), st.integers(0, 4).map(lambda n: n * 1000))
+gpus = st.lists(st.integers(0, WHOLE) | st.just(WHOLE), max_size=8).map(lambda free: tuple(sorted(free, reverse=True)))
+
+
+def test_the_most_frequent_that_make_up_95_percent() -> None:
+    one, two, rare = Kind(1, WHOLE, 1000), Kind(2, WHOLE, 1000), Kind(8, WHOLE, 1000)
+    found = typical([(one, 60), (two, 36), (rare, 4)])
+    assert [(each.kind, round(each.share, 3)) for each in found] == [(one, 0.625), (two, 0.375)]
+    assert typical([]) == ()
+
+
+@given(st.permutations([(Kind(n, WHOLE, 0), 1.0) for n in range(1, 7)]))
+def test_their_order_does_not_depend_on_who_came_first(asked: list[tuple[Kind, float]]) -> None:
+    assert [each.kind.gpus for each in typical(asked)] == [1, 2, 3, 4, 5, 6]
+
+
+def unusable(kind: Kind, model: str, cpu: int, devices: Devices) -> float:
+    """The paper's definition, one request at a time."""
+    usable = [free for free in devices if free >= kind.gpu_milli]
+    if not kind.gpus or cpu < kind.cpu_milli or (kind.models and model not in kind.models):
+        return sum(devices)
+    return sum(devices) - (sum(usable) if len(usable) >= kind.gpus else 0)
+
+
+@given(st.lists(st.tuples(kinds, st.floats(0.1, 9)), max_size=8), st.sampled_from(["T4", "x"]), st.data())
+def test_fragments_are_what_typical_requests_cannot_use(
+    asked: list[tuple[Kind, float]], model: str, data: st.DataObject
+) -> None:
+    found = typical(asked)
+    fragments = Fragments(found)
+    for _ in range(5):
+        cpu, devices = data.draw(st.integers(-1, 5000)), data.draw(gpus)
+        expected = sum(each.share * unusable(each.kind, model, cpu, devices) for each in found)
+        assert fragments.on(model, cpu, devices) == pytest.approx(expected, abs=1e-6)
+
+
+def test_newer_workloads_count_more_and_those_that_cannot_be_read_not_at_all() -> None:
+    views = [
+        workload("new", 1, created=NOW),
+        workload("old-1", 2, created=NOW - 3 * HALF_LIFE),
+        workload("old-2", 2, created=NOW - 3 * HALF_LIFE),
+        workload("ahead", 4, created=NOW + 9 * HALF_LIFE),
+        workload("unreadable", 99),
+    ]
+    shares = {each.kind.gpus: each.share for each in learned(views, SETTINGS, NOW)}
+    assert shares[1] == pytest.approx(shares[4]) and shares[1] == pytest.approx(4 * shares[2])
+    assert set(shares) == {1, 2, 4}
+
+
+@pytest.mark.parametrize(
+    ("constraints", "told"),
+    [
+        (Constraints(), ()),
+        (Constraints(selector=(("zone", "a"), (GPU_MODEL_LABEL, "T4"))), ("T4",)),
+        (Constraints(affinity=((Requirement(GPU_MODEL_LABEL, "In", ("T4", "H200")),),)), ("H200", "T4")),
+        (Constraints(affinity=((Requirement(GPU_MODEL_LABEL, "In", ("T4",)),), ())), ()),
+        (Constraints(affinity=((Requirement(GPU_MODEL_LABEL, "NotIn", ("T4",)),),)), ()),
+    ],
+)
+def test_the_gpu_models_that_a_request_takes(constraints: Constraints, told: tuple[str, ...]) -> None:
+    assert models(constraints) == told
