@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from random import Random
 
 from planning.capacity import Room
 from planning.filters import Shape
@@ -66,20 +65,6 @@ class Lived:
 def typical_of(arrivals: Iterable[Arrival]) -> tuple[Typical, ...]:
     """What a trace typically asks for."""
     return typical((arrival.kind, 1.0) for arrival in arrivals)
-
-
-def inflated(arrivals: Sequence[Arrival], gpu_milli: int, share: float, seed: int) -> list[Arrival]:
-    """The arrivals, and as many of them drawn again as it takes to ask for `share` of the GPUs; shuffled."""
-    draw, queue = Random(seed), list(arrivals)
-    asked = sum(arrival.gpu_milli for arrival in queue)
-    if arrivals and not asked:
-        raise ValueError("no pod asks for a GPU")
-    while arrivals and asked < share * gpu_milli:
-        again = draw.choice(arrivals)
-        queue.append(again)
-        asked += again.gpu_milli
-    draw.shuffle(queue)
-    return queue
 
 
 def fill(nodes: Sequence[NodeView], queue: Iterable[Arrival], strategy: Strategy, seed: int) -> Filled:

@@ -8,10 +8,11 @@ what is free on GPUs that have less than it needs.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 
-from planning.model import Devices
+from planning.model import WHOLE, Devices
 
 # Of all requests, the most frequent kinds that make up this share are typical.
 COVERAGE = 0.95
@@ -52,12 +53,36 @@ def typical(asked: Iterable[tuple[Kind, float]]) -> tuple[Typical, ...]:
     return tuple(Typical(kind, weight / covered) for kind, weight in chosen)
 
 
-class Fragments:
-    """How many thousandths of GPUs are fragments on a node, for a fixed set of typical requests."""
+Usable = Callable[[Kind, Devices], Iterable[tuple[int, float]]]
+"""What requests of a kind could use of the free GPUs: thousandths, each with the free CPU that it takes in all."""
 
-    def __init__(self, requests: Iterable[Typical]) -> None:
-        # A request without GPUs cannot use any: all that is free counts in full for it, whatever becomes of the node.
-        self._typical = sorted((each for each in requests), key=lambda each: each.kind.cpu_milli)
+
+def once(kind: Kind, devices: Devices) -> Iterable[tuple[int, float]]:
+    """All GPUs that have enough, if one request fits: the paper's."""
+    enough = [free for free in devices if free >= kind.gpu_milli]
+    return [(kind.cpu_milli, sum(enough))] if len(enough) >= kind.gpus else []
+
+
+def as_often_as_it_fits(kind: Kind, devices: Devices) -> Iterable[tuple[int, float]]:
+    """The same GPUs, but in equal parts for as many requests as fit there: what CPU is left for counts only."""
+    enough = [free for free in devices if free >= kind.gpu_milli]
+    if kind.gpu_milli < WHOLE:
+        parts = [free / (free // kind.gpu_milli) for free in enough for _ in range(free // kind.gpu_milli)]
+    else:
+        times = len(enough) // kind.gpus
+        parts = [WHOLE * len(enough) / times] * times if times else []
+    return [(number * kind.cpu_milli, part) for number, part in enumerate(parts, 1)]
+
+
+class Fragments:
+    """How many thousandths of GPUs are fragments on a node, for a fixed set of typical requests.
+
+    A request without GPUs cannot use any: all that is free counts in full for it, whatever becomes of the node.
+    """
+
+    def __init__(self, requests: Iterable[Typical], usable: Usable = once) -> None:
+        self._typical = tuple(requests)
+        self._usable = usable
         self._share = sum(each.share for each in self._typical)
         self._of_model: dict[str, tuple[Typical, ...]] = {}
         self._tables: dict[tuple[str, Devices], tuple[float, list[int], list[float]]] = {}
@@ -78,16 +103,8 @@ class Fragments:
         if takers is None:
             takers = tuple(t for t in self._typical if t.kind.gpus and (not t.kind.models or model in t.kind.models))
             self._of_model[model] = takers
-        by_need: dict[tuple[int, int], int] = {}
-        steps, usable = [], [0.0]
-        for each in takers:
-            need = each.kind.gpus, each.kind.gpu_milli
-            if need not in by_need:
-                enough = [free for free in devices if free >= need[1]]
-                by_need[need] = sum(enough) if len(enough) >= need[0] else 0
-            if by_need[need]:
-                steps.append(each.kind.cpu_milli)
-                usable.append(usable[-1] + each.share * by_need[need])
-        table = self._share * sum(devices), steps, usable
+        parts = sorted((cpu, each.share * part) for each in takers for cpu, part in self._usable(each.kind, devices))
+        usable = [0.0, *accumulate(part for _, part in parts)]
+        table = self._share * sum(devices), [cpu for cpu, _ in parts], usable
         self._tables[model, devices] = table
         return table

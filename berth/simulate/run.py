@@ -12,6 +12,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from rich.console import Console
@@ -26,7 +27,6 @@ from planning.simulation import (
     capacity,
     compressed,
     fill,
-    inflated,
     live,
     typical_of,
 )
@@ -152,6 +152,20 @@ def _lived(trace: _Trace, load: float, strategy: Strategy, seed: int) -> Run:
     }
     by_tenant = {tenant: (statistics.fmean(each), quantile(sorted(each), 0.99)) for tenant, each in tenants.items()}
     return Run(strategy.name, seed, values, (), by_tenant)
+
+
+def inflated(arrivals: Sequence[Arrival], gpu_milli: int, share: float, seed: int) -> list[Arrival]:
+    """The arrivals, and as many of them drawn again as it takes to ask for `share` of the GPUs; shuffled."""
+    draw, queue = Random(seed), list(arrivals)
+    asked = sum(arrival.gpu_milli for arrival in queue)
+    if arrivals and not asked:
+        raise ValueError("no pod asks for a GPU")
+    while arrivals and asked < share * gpu_milli:
+        again = draw.choice(arrivals)
+        queue.append(again)
+        asked += again.gpu_milli
+    draw.shuffle(queue)
+    return queue
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:

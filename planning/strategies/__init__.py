@@ -13,6 +13,7 @@ from planning.strategies.best_fit import BestFit
 from planning.strategies.candidates import Candidate, Rank, Request
 from planning.strategies.cost_optimized import CostOptimized
 from planning.strategies.fgd import FGD
+from planning.strategies.headroom import Headroom
 from planning.strategies.least_loaded import LeastLoaded
 from planning.strategies.most_allocated import MostAllocated
 from planning.strategies.random import Random
@@ -44,10 +45,15 @@ _INSTALLED: dict[str, Strategy] = {
         MostAllocated(),
         BestFit(),
         FGD(),
+        Headroom(),
     )
 }
-# One for each set of typical requests, so that what it has found out about nodes serves until the set changes.
-_fgd = lru_cache(maxsize=4)(FGD)
+# Those that look ahead: one of each for a set of typical requests, so that what it found out about nodes goes on to
+# serve until the set changes.
+_informed: dict[str, Callable[[tuple[Typical, ...]], Strategy]] = {
+    FGD.name: lru_cache(maxsize=4)(FGD),
+    Headroom.name: lru_cache(maxsize=4)(Headroom),
+}
 
 
 def installed() -> tuple[str, ...]:
@@ -62,7 +68,8 @@ def find(name: str) -> Strategy | None:
 
 def informed(name: str, typical: Callable[[], tuple[Typical, ...]]) -> Strategy:
     """The installed strategy of that name; one that looks ahead knows what is typically asked for."""
-    return _fgd(typical()) if name == FGD.name else _INSTALLED[name]
+    looks_ahead = _informed.get(name)
+    return looks_ahead(typical()) if looks_ahead else _INSTALLED[name]
 
 
 __all__ = ["Candidate", "Rank", "Request", "Strategy", "find", "informed", "installed"]

@@ -16,8 +16,12 @@ from typer.testing import CliRunner
 from berth.cli import command_line
 from berth.cli.simulate_command import parse_seeds
 from berth.demo.trace import default_folder
+from berth.simulate.run import inflated
 from berth.simulate.trace import read_nodes, read_pods
-from planning.model import GPU_MODEL_LABEL
+from planning.filters import Shape
+from planning.model import GPU_MODEL_LABEL, Resources
+from planning.simulation import Arrival
+from planning.typical import Kind
 from stack.errors import StackError
 
 NODES = "sn,cpu_milli,memory_mib,gpu,model\na,32000,65536,4,T4\nb,32000,65536,4,H200\n"
@@ -158,3 +162,16 @@ def test_seeds(text: str, seeds: tuple[int, ...]) -> None:
 def test_seeds_that_are_none(text: str) -> None:
     with pytest.raises(typer.BadParameter):
         parse_seeds(text)
+
+
+def pod(name: str, gpus: int) -> Arrival:
+    return Arrival(name, "", Shape(Resources(gpus)), Kind(gpus, 1000, 0))
+
+
+def test_arrivals_are_drawn_again_until_they_ask_for_enough() -> None:
+    queue = inflated([pod("1", 1), pod("2", 2)], 10_000, 1.3, seed=3)
+    assert 13_000 <= sum(each.gpu_milli for each in queue) < 15_000
+    assert {each.name for each in queue} == {"1", "2"}
+    assert queue == inflated([pod("1", 1), pod("2", 2)], 10_000, 1.3, seed=3)
+    with pytest.raises(ValueError, match="no pod asks for a GPU"):
+        inflated([pod("cpu", 0)], 10_000, 1.3, seed=3)
