@@ -12,6 +12,7 @@ from temporalio import activity
 from activities.cache import ClusterCache, StaleCacheError, restored_to
 from activities.signatures import DECIDE, DecideRequest, DecideResult, Versions
 from kube.client import KubeClient
+from planning.memory import Memory
 from planning.model import Decision, Ledger, Snapshot
 from planning.placement import decide
 from planning.projection import lagging
@@ -30,6 +31,7 @@ class Planner:
     def __init__(self, cache: ClusterCache, kube: KubeClient) -> None:
         self._cache = cache
         self._kube = kube
+        self._memory: Memory | None = None
 
     @activity.defn(name=DECIDE)
     async def decide(self, request: DecideRequest) -> DecideResult:
@@ -49,7 +51,12 @@ class Planner:
         jobs = tuple(self._cache.jobs.items.values())
         began = time.perf_counter()
         # In a thread: a large queue takes a while, and the worker's watches must go on meanwhile.
-        decision = await asyncio.to_thread(decide, snapshot, ledger, settings, limit=request.limit, seed=request.seed)
+        # Nobody else may have the memory: a round that took too long may still go on beside its repetition.
+        memory, self._memory = self._memory or Memory(), None
+        decision = await asyncio.to_thread(
+            decide, snapshot, ledger, settings, limit=request.limit, seed=request.seed, memory=memory
+        )
+        self._memory = memory
         _seconds.record(time.perf_counter() - began)
         _queued.set(decision.queued)
         _in_flight.set(len(ledger.in_flight) + len(decision.assignments) - len(decision.seen))

@@ -13,7 +13,7 @@ import random
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from berth.demo.report import percentile
 from crds.gpuworkload import GPUWorkloadSpec
 from crds.settings import Settings
 from planning import status, strategies
+from planning.memory import Memory
 from planning.model import (
     Assignment,
     Decision,
@@ -94,6 +95,7 @@ class Cluster:
     jobs: list[JobView]
     pods: list[PodView]
     placed: dict[str, WorkloadView]
+    memory: Memory = field(default_factory=Memory)
 
     @classmethod
     def of(cls, nodes: Sequence[trace.TraceNode], workloads: Sequence[WorkloadView]) -> Cluster:
@@ -114,7 +116,7 @@ class Cluster:
         """One decision, applied; and the seconds that deciding took."""
         snapshot = self.snapshot
         began = time.perf_counter()
-        decision = decide(snapshot, Ledger(), Settings(), limit=limit, seed=seed)
+        decision = decide(snapshot, Ledger(), Settings(), limit=limit, seed=seed, memory=self.memory)
         took = time.perf_counter() - began
         for assignment in decision.assignments:
             self.placed[assignment.uid] = self.waiting.pop(assignment.uid)

@@ -5,20 +5,20 @@ For the placement round. Ended ones count for as long as they are kept (`ttlSeco
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from crds.gpuworkload import GPUWorkloadSpec
-from crds.settings import Settings
-from planning.filters import Constraints
-from planning.jobs import shape_of
+from planning.filters import Constraints, Shape
 from planning.model import GPU_MODEL_LABEL, WorkloadView
 from planning.typical import Kind, Typical, typical
 
 HALF_LIFE = 7 * 24 * 3600.0  # seconds after which a workload counts half
 
 
-def learned(workloads: Iterable[WorkloadView], settings: Settings, now: float) -> tuple[Typical, ...]:
-    """The typical requests, most frequent first."""
+def learned(
+    workloads: Iterable[WorkloadView], shape: Callable[[GPUWorkloadSpec], Shape], now: float
+) -> tuple[Typical, ...]:
+    """The typical requests, most frequent first; `shape` is what a spec asks for."""
     # Specs that are equal are mostly one object (activities.cache.Specs), so few shapes have to be made.
     weights: dict[int, float] = {}
     specs: dict[int, GPUWorkloadSpec] = {}
@@ -27,12 +27,11 @@ def learned(workloads: Iterable[WorkloadView], settings: Settings, now: float) -
             key = id(view.spec)
             specs[key] = view.spec
             weights[key] = weights.get(key, 0.0) + 0.5 ** (max(0.0, now - view.created) / HALF_LIFE)
-    return typical((kind(spec, settings), weights[key]) for key, spec in specs.items())
+    return typical((kind(shape(spec)), weights[key]) for key, spec in specs.items())
 
 
-def kind(spec: GPUWorkloadSpec, settings: Settings) -> Kind:
-    """What this spec counts as."""
-    shape = shape_of(spec, settings)
+def kind(shape: Shape) -> Kind:
+    """What such a request counts as."""
     need = shape.requests
     return Kind(need.gpus, need.gpu_milli, need.cpu_milli, models(shape.constraints))
 

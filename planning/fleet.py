@@ -16,6 +16,9 @@ from planning.filters import Constraints, Shape, refusal
 from planning.model import WHOLE, Devices, NodeView, Resources
 from planning.strategies import Candidate, Rank, Request, Strategy
 
+# After so many rounds in which nobody asked for it, a view of the nodes is forgotten.
+_ROUNDS = 20
+
 # A heap entry: rank, the node's name (ties), free thousandths of the chosen GPU, the node's version, its index.
 _Entry = tuple[Rank, str, int, int, int]
 
@@ -48,6 +51,15 @@ class _Node:
         self.devices = tuple(sorted(self.gpus, reverse=True))
         self.whole = self.devices.count(WHOLE)
 
+    def same(self, other: _Node) -> bool:
+        """Whether just as much is left."""
+        return (
+            self.cpu_milli == other.cpu_milli
+            and self.memory == other.memory
+            and self.pods == other.pods
+            and self.gpus == other.gpus
+        )
+
     def holds(self, need: Resources) -> bool:
         if need.cpu_milli > self.cpu_milli or need.memory > self.memory or need.pods > self.pods:
             return False
@@ -58,21 +70,54 @@ class _Node:
 
 @dataclass(slots=True)
 class _View:
-    """The nodes that hold one shape, the best first, as one strategy ranks them, after `seen` changes of the log."""
+    """The nodes that hold one shape, the best first, as one strategy ranks them, after `seen` changes of the log.
+
+    `asked`: in which round it was last of use.
+    """
 
     heap: list[_Entry]
     seen: int
+    asked: int
 
 
 class Fleet:
-    """Nodes with what is left on them. Strategies whose ranks are not steady are asked about every node each time."""
+    """Nodes with what is left on them. Strategies whose ranks are not steady are asked about every node each time.
+
+    What it finds depends on nothing but that; what it has found out before only makes it faster.
+    """
 
     def __init__(self, nodes: Iterable[tuple[NodeView, Room]]) -> None:
-        self._nodes = [
-            _Node(view, left.cpu_milli, left.memory, left.pods, _gpus(view.allocatable.gpus, left.gpus))
-            for view, left in nodes
-        ]
-        self._index = {node.view.name: i for i, node in enumerate(self._nodes)}
+        self._round = 0
+        self._begin([_node(view, left) for view, left in nodes])
+
+    def refresh(self, nodes: Iterable[tuple[NodeView, Room]]) -> None:
+        """The nodes as they are now, for another round: what is known of those that did not change stays."""
+        self._round += 1
+        now = [_node(view, left) for view, left in nodes]
+        if len(now) != len(self._index) or any(node.view.name not in self._index for node in now):
+            self._begin(now)
+            return
+        for node in now:
+            index = self._index[node.view.name]
+            known = self._nodes[index]
+            if known.view is not node.view and known.view != node.view:
+                for constraints, allowed in self._open.items():
+                    allowed[index] = not refusal(constraints, node.view)
+            elif known.same(node):
+                continue
+            node.version = known.version + 1
+            self._nodes[index] = node
+            self._changed(index)
+        for key, view in list(self._views.items()):
+            if view.asked < self._round - _ROUNDS:
+                del self._views[key]
+        used = {shape.constraints for _, shape in self._views}
+        for constraints in [each for each in self._open if each not in used]:
+            del self._open[constraints]
+
+    def _begin(self, nodes: list[_Node]) -> None:
+        self._nodes = nodes
+        self._index = {node.view.name: i for i, node in enumerate(nodes)}
         self._open: dict[Constraints, list[bool]] = {}
         self._views: dict[tuple[Strategy, Shape], _View] = {}
         self._log: list[int] = []
@@ -112,6 +157,11 @@ class Fleet:
         for node in self._nodes:
             yield node.view, node.cpu_milli, node.devices
 
+    @property
+    def remembered(self) -> int:
+        """How many views of the nodes are kept, each as large as the number of nodes that hold its shape."""
+        return len(self._views)
+
     def devices(self, node: str) -> tuple[int, ...]:
         """Free thousandths of each of the node's GPUs, by index."""
         return tuple(self._nodes[self._index[node]].gpus)
@@ -126,6 +176,9 @@ class Fleet:
             node.gpus[device] += sign * requests.gpu_milli
         node.count()
         node.version += 1
+        self._changed(index)
+
+    def _changed(self, index: int) -> None:
         self._log.append(index)
         if len(self._log) > 4 * len(self._nodes) + 1000:
             half = len(self._log) // 2
@@ -137,11 +190,12 @@ class Fleet:
         now = self._logged + len(self._log)
         view = self._views.get((strategy, shape)) if strategy.steady else None
         if view is None or view.seen < self._logged or len(view.heap) > 4 * len(self._nodes) + 1000:
-            view = _View(self._ranked(range(len(self._nodes)), request, shape, strategy), now)
+            view = _View(self._ranked(range(len(self._nodes)), request, shape, strategy), now, self._round)
             heapify(view.heap)
             if strategy.steady:
                 self._views[strategy, shape] = view
             return view.heap
+        view.asked = self._round
         if view.seen < now:
             changed = set(self._log[view.seen - self._logged :])
             for entry in self._ranked(changed, request, shape, strategy):
@@ -192,5 +246,6 @@ def _chosen(gpus: list[int], need: Resources, free: int) -> tuple[int, ...]:
     return (gpus.index(free),)
 
 
-def _gpus(whole: int, left: int) -> list[int]:
-    return [WHOLE if i < left else 0 for i in range(whole)]
+def _node(view: NodeView, left: Room) -> _Node:
+    gpus = [WHOLE if i < left.gpus else 0 for i in range(view.allocatable.gpus)]
+    return _Node(view, left.cpu_milli, left.memory, left.pods, gpus)

@@ -17,10 +17,9 @@ from planning import status, strategies
 from planning.capacity import Belongings, Room, room, standing
 from planning.demand import learned
 from planning.filters import Shape, able_when_empty, explain_never, explain_now, refusal
-from planning.fleet import Fleet
 from planning.jobs import refusal as spec_refusal
-from planning.jobs import shape_of
 from planning.lifecycle import JOB_REFUSED, NO_SUITABLE_NODE, WITHDRAWN
+from planning.memory import Memory
 from planning.model import (
     AVOIDED_NODES,
     Assignment,
@@ -82,13 +81,14 @@ class _Queued:
 class _Floor:
     """The nodes during one round: what is left on them, and what was found out about shapes so far."""
 
-    def __init__(self, snapshot: Snapshot, settings: Settings, left: dict[str, Room]) -> None:
+    def __init__(self, snapshot: Snapshot, settings: Settings, left: dict[str, Room], memory: Memory) -> None:
         self.nodes, self.left = snapshot.nodes, left
         self.full: dict[Shape, bool] = {}  # no room for this shape -> whether any node could ever
-        self._fleet = Fleet((node, left[node.name]) for node in snapshot.nodes)
+        self._fleet = memory.fleet
+        self._fleet.refresh((node, left[node.name]) for node in snapshot.nodes)
         self._messages: dict[Shape, str] = {}
         self._strategies: dict[str, Strategy] = {}
-        self._learned = partial(learned, snapshot.workloads, settings, snapshot.now)
+        self._learned = partial(learned, snapshot.workloads, partial(memory.shape, settings=settings), snapshot.now)
 
     def take(self, wish: _Queued, strategy: str, seed: int, avoided: Collection[str] = ()) -> str:
         """The node that holds the request from now on; '' if none does, but for those to avoid."""
@@ -123,15 +123,20 @@ class _Floor:
         return self._messages[shape]
 
 
-def decide(snapshot: Snapshot, ledger: Ledger, settings: Settings, *, limit: int, seed: int) -> Decision:
+def decide(
+    snapshot: Snapshot, ledger: Ledger, settings: Settings, *, limit: int, seed: int, memory: Memory | None = None
+) -> Decision:
     """One round: at most `limit` assignments, and as many other entries as a history takes; `more` tells of a rest.
 
     Every assignment carries the resourceVersion at which the workload was seen: whoever applies it makes that a
-    precondition, so that a decision on an old view ends as stale and not as a Job.
+    precondition, so that a decision on an old view ends as stale and not as a Job. `memory` of earlier rounds changes
+    nothing but how long this one takes.
     """
+    memory = memory or Memory()
+    memory.begin(settings)
     mine = Belongings.of(snapshot.jobs, snapshot.pods)
     promised = standing(snapshot, ledger, mine)
-    floor = _Floor(snapshot, settings, room(snapshot, promised, mine))
+    floor = _Floor(snapshot, settings, room(snapshot, promised, mine), memory)
     decision, budget = Decision(), _Budget()
     more, queued = False, 0
     reconsidered = to_reconsider(snapshot, mine, ledger)
@@ -150,7 +155,7 @@ def decide(snapshot: Snapshot, ledger: Ledger, settings: Settings, *, limit: int
         jobs = mine.jobs.get((view.namespace, view.uid), ())
         if any(job.attempt >= turn.attempt or not (job.finished or job.deleting) for job in jobs):
             continue  # its Job is there, and tells what comes next; one that goes on is as good as its turn's
-        found = _examine(view, turn, ledger, settings, snapshot.defaults)
+        found = _examine(view, turn, ledger, settings, snapshot.defaults, memory)
         if isinstance(found, _Queued):
             if not jobs and (view.namespace, view.uid) not in mine.pods:
                 queue.append(found)
@@ -235,7 +240,7 @@ def strategy_name(spec: GPUWorkloadSpec, namespace: str, defaults: Defaults) -> 
 
 
 def _examine(
-    view: WorkloadView, turn: Turn, ledger: Ledger, settings: Settings, defaults: Defaults
+    view: WorkloadView, turn: Turn, ledger: Ledger, settings: Settings, defaults: Defaults, memory: Memory
 ) -> _Queued | Waiting:
     """The workload as the queue sees it, or why it is not (or not yet) in the queue."""
     spec = view.spec
@@ -255,7 +260,7 @@ def _examine(
             return _wait(view, TEMPLATE_REFUSED, "the API server refused spec.template in a dry run; edit the spec")
         if ledger.accepted.get(view.uid) != view.generation:
             return _wait(view, status.EXAMINING, "the template is being checked by a dry run")
-    return _Queued(view, turn, shape_of(spec, settings), name, spec.retry_policy.max_retries)
+    return _Queued(view, turn, memory.shape(spec, settings), name, spec.retry_policy.max_retries)
 
 
 def _order(wish: _Queued) -> tuple[int, float, str, str]:

@@ -102,16 +102,61 @@ def test_it_finds_what_a_look_at_every_node_finds(
             assert min([each.cpu, each.memory, each.pods, *each.gpus]) >= 0, "over-committed"
 
 
+states = st.dictionaries(
+    st.sampled_from(["n0", "n1", "n2"]),
+    st.tuples(st.integers(-1, 4), st.sampled_from([0, 2000, 64_000]), models, st.booleans()),
+    min_size=1,
+)
+
+
+# Few, so that most are asked for again in a later round.
+few = st.sampled_from([Resources(1, 2000), Resources(3), Resources(1, gpu_milli=300)])
+
+
+@given(st.lists(st.tuples(states, st.lists(st.tuples(few, models, st.sampled_from(STRATEGIES)))), max_size=30))
+def test_what_it_knew_of_earlier_rounds_changes_no_answer(
+    rounds: list[tuple[dict[str, tuple[int, int, str, bool]], list[tuple[Resources, str, Strategy]]]],
+) -> None:
+    reused = Fleet(())
+    for made, asked in rounds:
+        nodes = [
+            (
+                replace(node(name, 4, labels={GPU_MODEL_LABEL: model}), unschedulable=cordoned),
+                Room(left, cpu, 256 * GIB, 110),
+            )
+            for name, (left, cpu, model, cordoned) in made.items()
+        ]
+        reused.refresh(nodes)
+        fresh = Fleet(nodes)
+        for need, model, strategy in asked:
+            shape = Shape(need, Constraints(selector=((GPU_MODEL_LABEL, model),) if model else ()))
+            place = fresh.find(request(need), shape, strategy)
+            assert reused.find(request(need), shape, strategy) == place
+            if place is not None:
+                fresh.take(place, need)
+                reused.take(place, need)
+
+
+def test_what_nobody_asks_for_any_more_is_forgotten() -> None:
+    nodes = [(node("a", 2), Room(2, 64_000, 256 * GIB, 110))]
+    fleet = Fleet(nodes)
+    for number in range(200):
+        need = Resources(1, number)
+        assert fleet.find(request(need), Shape(need), FGD()) is not None
+        fleet.refresh(nodes)
+    assert fleet.remembered < 30
+
+
 def test_long_after_a_shape_was_last_asked_for_it_is_found_anew() -> None:
-    fleet, one, rare = two_nodes(), Resources(1), Resources(2)
-    strategy = FGD()
-    assert fleet.find(request(rare), Shape(rare), strategy) is not None
-    for _ in range(2000):  # far more than the log keeps
-        place = fleet.find(request(one), Shape(one), strategy)
-        assert place is not None
-        fleet.take(place, one)
-        fleet.give_back(place, one)
+    fleet, one, rare, strategy = two_nodes(), Resources(1), Resources(2), FGD()
+    fleet.take(Place("b", (0,)), one)
+    first = fleet.find(request(rare), Shape(rare), strategy)
+    assert first is not None and first.node == "a"
+    fleet.give_back(Place("b", (0,)), one)
     fleet.take(Place("a", (0,)), one)
+    for _ in range(2000):  # far more changes than are kept: that of b is no longer among them
+        fleet.take(Place("a", (1,)), one)
+        fleet.give_back(Place("a", (1,)), one)
     place = fleet.find(request(rare), Shape(rare), strategy)
     assert place is not None and place.node == "b"
 

@@ -15,6 +15,7 @@ from planning.model import GPU_MODEL_LABEL, NodeView, Resources
 from planning.strategies import Request, Strategy, find, installed
 from planning.strategies.cost_optimized import price
 from planning.strategies.fgd import FGD, score
+from planning.strategies.headroom import Headroom
 from planning.typical import Kind, typical
 from tests.planning.builders import GIB, node, placed, round_of, snapshot, workload
 
@@ -91,8 +92,17 @@ def test_fgd_shares_a_gpu_that_is_shared_already() -> None:
     assert used[0] == used[1] and used[2] == used[3]
 
 
-def test_fgd_that_knows_nothing_typical_packs() -> None:
-    assert choose("fgd", [candidate("a", 4), candidate("b", 1), candidate("c", 1)]) == "b"
+@pytest.mark.parametrize("name", ["fgd", "headroom"])
+def test_who_looks_ahead_and_knows_nothing_typical_packs(name: str) -> None:
+    assert choose(name, [candidate("a", 4), candidate("b", 1), candidate("c", 1)]) == "b"
+
+
+def test_headroom_counts_how_often_the_typical_fits_where_fgd_asks_whether() -> None:
+    """On b, for lack of CPU, four of the GPUs are of no use to what is typical: one of them costs nothing."""
+    known, need = typical([(Kind(1, 1000, 10_000), 1.0)]), Resources(1, 5_000)
+    nodes = [candidate("a", 4, cpu=34_000), candidate("b", 5, cpu=19_000)]
+    assert choose(FGD(known), nodes, need=need) == "a", "fewest free GPUs"
+    assert choose(Headroom(known), nodes, need=need) == "b", "its CPU suffices for one, before and after"
 
 
 def test_scores_of_fgd_are_coarse_and_never_overflow() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from planning.demand import HALF_LIFE, learned, models
 from planning.filters import Constraints, Requirement
+from planning.jobs import shape_of
 from planning.model import GPU_MODEL_LABEL, WHOLE, Devices
-from planning.typical import Fragments, Kind, typical
+from planning.typical import Fragments, Kind, Typical, as_often_as_it_fits, typical
 from tests.planning.builders import NOW, SETTINGS, workload
 
 kinds = st.builds(
@@ -54,6 +57,21 @@ def test_fragments_are_what_typical_requests_cannot_use(
         assert fragments.on(model, cpu, devices) == pytest.approx(expected, abs=1e-6)
 
 
+@given(kinds, st.integers(-1, 9000), gpus)
+def test_counting_how_often_it_fits_never_makes_more_usable(kind: Kind, cpu: int, devices: Devices) -> None:
+    once, often = Fragments([Typical(kind, 1.0)]), Fragments([Typical(kind, 1.0)], as_often_as_it_fits)
+    least, most = once.on("T4", cpu, devices), often.on("T4", cpu, devices)
+    assert most >= least - 1e-6
+    assert often.on("T4", 10**9, devices) == pytest.approx(once.on("T4", 10**9, devices)), (
+        "CPU is what tells them apart"
+    )
+
+
+def test_cpu_for_two_of_four_makes_half_of_the_gpus_usable() -> None:
+    often = Fragments([Typical(Kind(1, WHOLE, 1000), 1.0)], as_often_as_it_fits)
+    assert [often.on("", cpu, (WHOLE,) * 4) for cpu in (999, 1000, 2000, 9000)] == [4000, 3000, 2000, 0]
+
+
 def test_newer_workloads_count_more_and_those_that_cannot_be_read_not_at_all() -> None:
     views = [
         workload("new", 1, created=NOW),
@@ -62,7 +80,7 @@ def test_newer_workloads_count_more_and_those_that_cannot_be_read_not_at_all() -
         workload("ahead", 4, created=NOW + 9 * HALF_LIFE),
         workload("unreadable", 99),
     ]
-    shares = {each.kind.gpus: each.share for each in learned(views, SETTINGS, NOW)}
+    shares = {each.kind.gpus: each.share for each in learned(views, partial(shape_of, settings=SETTINGS), NOW)}
     assert shares[1] == pytest.approx(shares[4]) and shares[1] == pytest.approx(4 * shares[2])
     assert set(shares) == {1, 2, 4}
 
