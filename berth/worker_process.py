@@ -26,6 +26,7 @@ from activities.placements import Placements
 from activities.planner import Planner
 from activities.signatures import TASK_QUEUE
 from activities.workloads import Workloads
+from berth.extensions import load_strategies
 from berth.process import ProcessOptions, connect_temporal, ended, run_process, serve_http, watch_trouble
 from berth.version import DEPLOYMENT, build_id
 from controller.outage import ANSWER, TEMPORAL_AWAY, reason
@@ -58,6 +59,7 @@ def run_worker(options: ProcessOptions, *, take_over: bool = False) -> None:
 
 
 async def serve(kube: KubeClient, options: ProcessOptions, *, traced: bool, take_over: bool) -> None:
+    load_strategies()
     cache = ClusterCache(kube)
     events = EventRecorder(kube, "berth-worker", os.uname().nodename)
     background: list[asyncio.Task[None]] = []

@@ -33,12 +33,13 @@ from planning.model import (
     WorkloadView,
 )
 from planning.naming import job_name
-from planning.strategies import Request, Strategy
+from planning.strategies import Request, Strategy, StrategyError
 from planning.strategies.random import Random
 from planning.withdrawals import next_deadline, to_reconsider, withdrawals
 
 INVALID = "Invalid"
 UNKNOWN_STRATEGY = "UnknownStrategy"
+STRATEGY_FAILED = "StrategyFailed"
 TEMPLATE_REFUSED = "TemplateRefused"
 WAITING_FOR_CAPACITY = "WaitingForCapacity"
 WAITING_FOR_PODS = "WaitingForPods"
@@ -193,7 +194,17 @@ def decide(
                 more = True
             continue
         avoided = ledger.avoided.get(view.uid) if view.uid not in reconsidered else None
-        assignment, anew = _assigned(wish, floor, avoided.nodes if avoided else (), seed)
+        try:
+            assignment, anew = _assigned(wish, floor, avoided.nodes if avoided else (), seed)
+        except StrategyError as failed:
+            queued += 1
+            if not status.shows(view, STRATEGY_FAILED):
+                message = f"{failed}; choose another (spec.schedulingStrategy), or mend it"
+                if budget.pays(message):
+                    decision.waiting.append(_wait(view, STRATEGY_FAILED, message))
+                else:
+                    more = True
+            continue
         if assignment:
             decision.assignments.append(assignment)
             if anew:

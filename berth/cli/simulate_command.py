@@ -41,9 +41,11 @@ def simulate(
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all figures to this file.")] = None,
 ) -> None:
     """Simulate a trace against placement strategies: unallocated and fragmented GPUs, or waiting times."""
+    from berth.extensions import load_strategies
     from berth.simulate.run import SimulateOptions, run
     from planning import strategies
 
+    load_strategies()
     chosen = tuple(dict.fromkeys(strategy or strategies.installed()))
     with errors_for_people():
         run(SimulateOptions(nodes, pods, chosen, parse_seeds(seeds), arrivals, load, jobs, json))

@@ -18,6 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from berth.extensions import load_strategies
 from berth.simulate.report import show
 from berth.simulate.trace import read_nodes, read_pods
 from planning import strategies
@@ -30,7 +31,7 @@ from planning.simulation import (
     live,
     typical_of,
 )
-from planning.strategies import Strategy
+from planning.strategies import Strategy, StrategyError
 from stack.errors import StackError
 
 
@@ -97,7 +98,10 @@ def _runs(trace: _Trace, options: SimulateOptions) -> Iterator[Run]:
         task = bar.add_task("", total=len(todo))
         for done in as_completed([pool.submit(_simulate, name, seed) for name, seed in todo]):
             bar.advance(task)
-            yield done.result()
+            try:
+                yield done.result()
+            except StrategyError as failed:
+                raise StackError(f"{failed}.", "Mend the strategy, or leave it out.") from None
 
 
 _kept: tuple[_Trace, SimulateOptions] | None = None
@@ -106,6 +110,7 @@ _kept: tuple[_Trace, SimulateOptions] | None = None
 def _keep(trace: _Trace, options: SimulateOptions) -> None:
     """In each process, once: the trace is large, and the same for all runs."""
     global _kept
+    load_strategies()
     _kept = trace, options
 
 

@@ -1,6 +1,7 @@
 """How a node is chosen among those that fit: the interface of a placement strategy and the register of them all.
 
-A new strategy is one new file and one line in `_INSTALLED`. Strategies see only candidates that hold the request.
+A new strategy is one new file and one line in `_INSTALLED`, or comes from another package (`berth.extensions`).
+Strategies see only candidates that hold the request.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from planning.strategies.fgd import FGD
 from planning.strategies.headroom import Headroom
 from planning.strategies.least_loaded import LeastLoaded
 from planning.strategies.most_allocated import MostAllocated
+from planning.strategies.outside import Checked, StrategyError
 from planning.strategies.random import Random
 from planning.typical import Typical
 
@@ -61,6 +63,14 @@ def installed() -> tuple[str, ...]:
     return tuple(sorted(_INSTALLED))
 
 
+def install(strategy: Strategy) -> None:
+    """Adds a strategy from outside, for good. Raises StrategyError if it is none, or its name is taken."""
+    checked = Checked(strategy)
+    if checked.name in _INSTALLED:
+        raise StrategyError(f"the name {checked.name!r} is taken")
+    _INSTALLED[checked.name] = checked
+
+
 def find(name: str) -> Strategy | None:
     """The strategy of that name, knowing nothing yet; None: an unknown one is never replaced by another."""
     return _INSTALLED.get(name)
@@ -72,4 +82,4 @@ def informed(name: str, typical: Callable[[], tuple[Typical, ...]]) -> Strategy:
     return looks_ahead(typical()) if looks_ahead else _INSTALLED[name]
 
 
-__all__ = ["Candidate", "Rank", "Request", "Strategy", "find", "informed", "installed"]
+__all__ = ["Candidate", "Rank", "Request", "Strategy", "StrategyError", "find", "informed", "install", "installed"]
