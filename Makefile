@@ -36,6 +36,7 @@ format: .venv/installed ## put the code into shape
 bench: .venv/installed ## the benchmarks, each beside its peer; JSON in build/
 	@mkdir -p build
 	$(RUN) python -m benchmarks.placement --json build/placement.json
+	$(RUN) python -m benchmarks.strategies --json build/strategies.json
 	$(RUN) python -m benchmarks.admission --json build/admission.json
 
 crds: .venv/installed ## write deploy/crds/ anew from the models in crds/

@@ -1,31 +1,26 @@
-"""Placement: the pure planner on the openb trace, without any server, for whoever changes planning or a strategy.
+"""Rounds of placement on the openb trace, without any server, for whoever changes planning.
 
-Two questions: how long one round takes with many nodes and a long queue, and how many GPUs each strategy leaves
-unallocated when as much was asked for as there is. The planner places whole GPUs only, so the second is not comparable
-with published figures for openb, which share GPUs between pods.
+How long one round takes with many nodes and a long queue: while it drains, and when nothing fits any more.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import random
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-from benchmarks.report import Report, arguments, progress
+from benchmarks.report import Report, arguments
 from berth.demo import trace
 from berth.demo.cut import cut_nodes, holds
-from berth.demo.extract import whole_gpu
 from berth.demo.manifests import MODEL_LABEL
 from berth.demo.report import percentile
 from crds.gpuworkload import GPUWorkloadSpec
 from crds.settings import Settings
-from planning import status, strategies
+from planning import status
 from planning.memory import Memory
 from planning.model import (
     Assignment,
@@ -214,63 +209,16 @@ def rounds(found: trace.Trace, report: Report, options: argparse.Namespace) -> N
     )  # fmt: skip
 
 
-def demand(pods: Sequence[trace.TracePod], gpus: int, seed: int) -> Iterator[trace.TracePod]:
-    """Pods drawn from the trace until they ask for `gpus` GPUs in all."""
-    draw, asked = random.Random(seed), 0
-    while True:
-        pod = draw.choice(pods)
-        if asked + pod.gpus > gpus:
-            return
-        asked += pod.gpus
-        yield pod
-
-
-def allocation(found: trace.Trace, report: Report, options: argparse.Namespace) -> None:
-    """GPUs left unallocated by each strategy once the pods that arrived ask for all of the cluster's GPUs."""
-    total = sum(node.gpus for node in found.nodes)
-    values: dict[str, Any] = {}
-    for name in strategies.installed():
-        left = []
-        for seed in range(options.seeds):
-            progress(f"{name}, seed {seed} …")
-            views = [workload_view(i, pod, name) for i, pod in enumerate(demand(found.pods, total, seed))]
-            cluster = Cluster.of(found.nodes, views)
-            while cluster.round(seed)[0].assignments:
-                pass
-            left.append(100 * cluster.unallocated / total)
-        spread = statistics.stdev(left) if len(left) > 1 else 0.0
-        values[name] = {"mean_percent": round(statistics.mean(left), 2), "sd": round(spread, 2), "seeds": len(left)}
-        report.row(
-            f"unallocated, {name}", f"{statistics.mean(left):.2f} %",
-            f"± {spread:.2f} over {len(left)} seeds; {len(found.nodes):,} nodes, {total:,} GPUs, as many asked for",
-        )  # fmt: skip
-    report.note({"unallocated": values})
-
-
-def read_pods(file: Path) -> tuple[trace.TracePod, ...]:
-    """Whole-GPU pods of one of the trace's original lists (openb_pod_list_*.csv), some of which have no times."""
-    with file.open() as lines:
-        rows = [row for row in csv.DictReader(lines) if whole_gpu(row)]
-    absent = {"gpu_spec": "", "creation_time": "0", "scheduled_time": "0", "deletion_time": "1"}
-    return tuple(trace.pod_from_row(absent | row) for row in rows)
-
-
 def main() -> None:
     """Entry point."""
-    parser = arguments("placement", "time of planning rounds, and GPUs left unallocated per strategy")
+    parser = arguments("placement", "time of planning rounds")
     parser.add_argument("--nodes", type=int, default=1000, help="about how many nodes the rounds have (1000)")
     parser.add_argument("--queued", type=int, default=5000, help="workloads queued in the rounds (5000)")
-    parser.add_argument("--seeds", type=int, default=5, help="draws of pods for each strategy (5)")
     parser.add_argument("--seed", type=int, default=1, help="of the rounds' queue")
-    parser.add_argument("--pods", type=Path, metavar="CSV", help="another list of pods in the trace's own format")
     options = parser.parse_args()
     report = Report("placement: the planner alone on openb")
     found = trace.load()
-    if options.pods:
-        found = trace.Trace(found.nodes, read_pods(options.pods))
-    report.note({"pods": options.pods.name if options.pods else "openb default, whole GPUs", "nodes": len(found.nodes)})
     rounds(found, report, options)
-    allocation(found, report, options)
     report.finish(options.json)
 
 

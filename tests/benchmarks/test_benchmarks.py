@@ -11,11 +11,18 @@ from typing import Any
 
 import pytest
 
-from benchmarks import admission, placement
+from benchmarks import admission, placement, strategies
 from benchmarks.report import Report
 from berth.demo.cut import cut_nodes
 from berth.demo.trace import load
 from crds.gpuworkload import GPUWorkloadSpec
+from planning.capacity import Room
+from planning.filters import Shape
+from planning.fleet import Fleet
+from planning.model import Resources
+from planning.strategies import Request, installed
+from planning.strategies.fgd import FGD
+from tests.planning.builders import GIB, node
 
 
 def test_both_rounds_ask_for_the_same() -> None:
@@ -39,13 +46,6 @@ def test_job_and_pod_news() -> None:
     assert admission.runner_of(pod) == ""
     pod["status"]["phase"] = "Running"
     assert admission.runner_of(pod) == "j"
-
-
-def test_demand_never_asks_for_more() -> None:
-    pods = load().pods
-    drawn = list(placement.demand(pods, 500, seed=3))
-    assert 492 < sum(pod.gpus for pod in drawn) <= 500
-    assert drawn == list(placement.demand(pods, 500, seed=3))
 
 
 def test_a_cluster_on_paper_fills_and_never_overfills() -> None:
@@ -75,14 +75,37 @@ def test_report_writes_what_it_shows(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_placement_runs_as_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "out.json"
-    command = ["placement", "--nodes", "20", "--queued", "60", "--seeds", "1", "--json", str(file)]
+    command = ["placement", "--nodes", "20", "--queued", "60", "--json", str(file)]
     monkeypatch.setattr(sys, "argv", command)
-    monkeypatch.setattr(placement, "allocation", lambda *_: None)
     placement.main()
     assert json.loads(file.read_text())["rounds"]["placed"] > 0
 
 
-@pytest.mark.parametrize("name", ["admission", "placement"])
+def test_the_published_fgd_takes_the_first_name_and_ours_the_fullest_node() -> None:
+    ranks = []
+    for mine in (strategies.PublishedFGD(), FGD()):
+        fleet = Fleet((node(name), Room(free, 64_000, 256 * GIB, 110)) for name, free in (("a", 5), ("b", 2)))
+        place = fleet.find(Request("u", "ns", "w", Resources(1)), Shape(Resources(1)), mine)
+        assert place is not None
+        ranks.append(place.node)
+    assert ranks == ["a", "b"]
+
+
+def test_strategies_run_as_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes, pods, file = tmp_path / "nodes.csv", tmp_path / "pods.csv", tmp_path / "out.json"
+    nodes.write_text("sn,cpu_milli,memory_mib,gpu\na,8000,9,4\nb,8000,9,4\n")
+    pods.write_text("name,cpu_milli,memory_mib,num_gpu,gpu_milli\none,1,1,1,500\ntwo,1,1,2,1000\n")
+    command = ["strategies", "--nodes", str(nodes), "--pods", str(pods), "--seeds", "1-3", "--json", str(file)]
+    monkeypatch.setattr(sys, "argv", command)
+    strategies.main()
+    found = json.loads(file.read_text())
+    by_name = found["unallocated on pods.csv"]
+    assert set(by_name) == {strategies.PUBLISHED, *installed()}
+    assert by_name[strategies.PUBLISHED]["minus_published"] == {"mean": 0.0, "sd": 0.0}
+    assert found["decisions, fgd, 2 nodes"]["decisions"] > 0
+
+
+@pytest.mark.parametrize("name", ["admission", "placement", "strategies"])
 def test_every_benchmark_tells_its_options(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [name, "--help"])
     monkeypatch.delitem(sys.modules, f"benchmarks.{name}")
