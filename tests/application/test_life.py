@@ -8,8 +8,9 @@ import pytest
 
 from kube.client import KubeClient, Propagation
 from kube.errors import Forbidden, Invalid, KubeError
-from kube.resources import GPUWORKLOADS, JOBS, NODES, PODS, Resource
-from planning.naming import job_name
+from kube.resources import GPUWORKLOADS, JOBS, NAMESPACES, NODES, PODS, Resource
+from planning.naming import STRATEGY_ANNOTATION, job_name
+from planning.strategies import installed
 from tests.application.tenant import Tenant, condition, eventually
 
 pytestmark = pytest.mark.stack
@@ -205,6 +206,33 @@ async def test_a_pod_that_finds_no_place_in_time_is_withdrawn_and_placed_anew(te
     raw = await tenant.get("w")
     assert raw["status"]["retryCount"] == 0
     assert "JobDeleted" not in [e["reason"] for e in await tenant.events("w")]
+
+
+async def test_every_installed_strategy_places(tenant: Tenant) -> None:
+    node = await tenant.node("a", 8)
+    for name in installed():
+        await tenant.apply(name.lower(), schedulingStrategy=name)
+    for name in installed():
+        await tenant.until(name.lower(), phase="Succeeded", assignedNode=node)
+    told = {job["metadata"]["annotations"][STRATEGY_ANNOTATION] for job in await tenant.jobs()}
+    assert told == set(installed())
+
+
+async def test_packing_keeps_a_node_free_where_spreading_does_not(tenant: Tenant) -> None:
+    for name in ("a", "b"):
+        await tenant.node(name, 4)
+    await tenant.kube.merge_patch(
+        NAMESPACES, tenant.namespace, None, {"metadata": {"annotations": {STRATEGY_ANNOTATION: "headroom"}}}
+    )
+    await tenant.apply("first", 1, run="60s", schedulingStrategy="leastLoaded")
+    await tenant.until("first", phase="Running")
+    packed = await tenant.apply("packed", 1, run="60s")
+    assert "schedulingStrategy" not in packed["spec"]
+    first = (await tenant.get("first"))["status"]["assignedNode"]
+    await tenant.until("packed", phase="Running", assignedNode=first)
+    await tenant.apply("spread", 1, run="60s", schedulingStrategy="leastLoaded")
+    raw = await tenant.until("spread", phase="Running")
+    assert raw["status"]["assignedNode"] != first
 
 
 async def test_an_unknown_strategy_names_those_installed(tenant: Tenant) -> None:
