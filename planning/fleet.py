@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, nsmallest
 
 from planning.capacity import Room
 from planning.filters import Constraints, Shape, refusal
@@ -143,6 +143,11 @@ class Fleet:
         for entry in aside:
             heappush(heap, entry)
         return found
+
+    def best(self, request: Request, shape: Shape, strategy: Strategy, limit: int) -> list[tuple[str, Rank]]:
+        """The first `limit` nodes by rank, for people; each is looked at."""
+        entries = nsmallest(limit, self._ranked(range(len(self._nodes)), request, shape, strategy))
+        return [(name, rank) for rank, name, *_ in entries]
 
     def take(self, place: Place, requests: Resources) -> None:
         """The request is there from now on."""

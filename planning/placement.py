@@ -275,7 +275,11 @@ def _examine(
 
 
 def _order(wish: _Queued) -> tuple[int, float, str, str]:
-    view = wish.view
+    return turn_in_queue(wish.view)
+
+
+def turn_in_queue(view: WorkloadView) -> tuple[int, float, str, str]:
+    """What orders the queue: the lowest goes first."""
     priority = view.spec.priority_value if view.spec else 0
     return (-priority, view.created, view.namespace, view.name)
 

@@ -1,0 +1,1 @@
+"""`berth explain`: why a workload waits, and what would help."""

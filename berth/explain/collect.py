@@ -1,0 +1,91 @@
+"""Reads from the API server, once, what the planner's cache watches; for `berth explain`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from activities.cache import LIVE_PODS
+from crds.settings import SETTINGS_KEY, SETTINGS_NAME, SETTINGS_NAMESPACE, Settings
+from kube.client import KubeClient
+from kube.errors import AccessDenied, NotFound
+from kube.resources import CONFIGMAPS, EVENTS, GPUWORKLOADS, JOBS, NAMESPACES, NODES, PODS, Resource
+from planning import views
+from planning.model import Defaults, Snapshot
+from planning.naming import JOB_SELECTOR, STRATEGY_ANNOTATION
+
+_EVENTS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """The cluster as it is, the installation's settings, and the newest Events about the workload, oldest first.
+
+    `assumed` says what of the settings could not be had, '' if all is known.
+    """
+
+    snapshot: Snapshot
+    settings: Settings
+    events: list[dict[str, Any]]
+    assumed: str
+
+
+async def collect(kubeconfig: Path | None, context: str | None, namespace: str, name: str) -> Collected:
+    """Raises KubeError; its text is for people."""
+    async with await KubeClient.connect(kubeconfig, context, user_agent="berth-explain") as kube:
+        settings, assumed = await _settings(kube)
+
+        async def read(kind: Resource, *, fields: str = "", labels: str = "") -> list[dict[str, Any]]:
+            return (await kube.list(kind, field_selector=fields, label_selector=labels))[0]
+
+        nodes, pods, jobs, workloads, namespaces, events = await asyncio.gather(
+            read(NODES),
+            read(PODS, fields=LIVE_PODS),
+            read(JOBS, labels=JOB_SELECTOR),
+            read(GPUWORKLOADS),
+            read(NAMESPACES),
+            kube.list(EVENTS, namespace, field_selector=f"regarding.name={name},regarding.kind=GPUWorkload"),
+        )
+    snapshot = Snapshot(
+        now=time.time(),
+        nodes=tuple(views.node_view(raw, settings.gpu_resource) for raw in nodes),
+        pods=tuple(pod for raw in pods if (pod := views.pod_view(raw, settings.gpu_resource)) is not None),
+        jobs=tuple(job for raw in jobs if (job := views.job_view(raw)) is not None),
+        workloads=tuple(views.workload_view(raw) for raw in workloads),
+        defaults=Defaults(
+            settings.default_strategy,
+            {
+                raw["metadata"]["name"]: strategy
+                for raw in namespaces
+                if (strategy := (raw["metadata"].get("annotations") or {}).get(STRATEGY_ANNOTATION))
+            },
+        ),
+    )
+    return Collected(snapshot, settings, sorted(events[0], key=happened)[-_EVENTS:], assumed)
+
+
+def happened(event: dict[str, Any]) -> str:
+    """When it was last seen, as RFC 3339."""
+    series = event.get("series") or {}
+    return str(series.get("lastObservedTime") or event.get("eventTime") or event.get("deprecatedLastTimestamp") or "")
+
+
+async def _settings(kube: KubeClient) -> tuple[Settings, str]:
+    """The installation's; the defaults, and why, where they cannot be read."""
+    where = f"ConfigMap {SETTINGS_NAMESPACE}/{SETTINGS_NAME}"
+    try:
+        data = (await kube.get(CONFIGMAPS, SETTINGS_NAME, SETTINGS_NAMESPACE)).get("data") or {}
+    except NotFound:
+        return Settings(), ""
+    except AccessDenied:
+        return Settings(), f"you may not read the settings ({where})"
+    try:
+        settings, wrong = Settings.parse(yaml.safe_load(data.get(SETTINGS_KEY, "")))
+    except yaml.YAMLError as error:
+        settings, wrong = None, str(error)
+    return settings or Settings(), f"{where} is not valid: {wrong}" if wrong else ""

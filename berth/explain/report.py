@@ -1,0 +1,95 @@
+"""Shows why a workload waits: one sentence, its place in the queue, the nodes, and what would help."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from berth.explain.collect import happened
+from planning.explanation import Explanation
+from planning.model import Resources
+
+_NODES = 12
+_AHEAD = 3
+
+
+def show(told: Explanation, events: list[dict[str, Any]], console: Console) -> None:
+    """Prints the explanation and what happened so far."""
+    phase = f" is {told.phase}" if told.phase else ""
+    console.print(f"[bold]{escape(told.namespace)}/{escape(told.name)}[/]{phase}: {escape(_sentence(told))}")
+    if told.state == "queued":
+        _queue(told, console)
+        _nodes(told, console)
+    if events:
+        table = _table(console, "what happened")
+        for event in events:
+            table.add_row(happened(event)[:19], str(event.get("reason", "")), escape(str(event.get("note", ""))))
+        console.print(table)
+
+
+def _sentence(told: Explanation) -> str:
+    match told.state:
+        case "placed":
+            return f"its Job {told.job} is on node {told.node or '(none yet)'}. {told.message}".strip()
+        case "queued":
+            return told.message or "waits for a place"
+        case _:
+            return told.message or told.state
+
+
+def _queue(told: Explanation, console: Console) -> None:
+    source = f"{told.strategy} (from {told.strategy_from})"
+    console.print(f"asks for   {_amounts(told.asks)}; strategy {escape(source)}")
+    before = ", ".join(told.ahead[-_AHEAD:])
+    more = f" and {len(told.ahead) - _AHEAD} more" if len(told.ahead) > _AHEAD else ""
+    console.print(
+        f"queue      {told.position} of {told.queued} by priority, then age"
+        + (f"; just before it: {escape(before)}{more}" if before else "; nobody is before it")
+    )
+    if any(not reason for reason, _ in told.reasons):
+        console.print("[green]a node holds it now: it is placed in the next round, if nobody before it takes that[/]")
+    for number, help_ in enumerate(told.helps):
+        console.print(f"{'would help' if not number else '          '} {escape(help_)}")
+
+
+def _nodes(told: Explanation, console: Console) -> None:
+    table = _table(console, f"{sum(count for _, count in told.reasons)} nodes")
+    for reason, count in told.reasons:
+        table.add_row(f"{count:>6,}", escape(reason) if reason else "[green]hold it now[/]")
+    console.print(table)
+    if not told.nodes:
+        return
+    console.print()
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading, right in (("node", 0), ("model", 0), ("free GPUs", 1), ("free CPU", 1), ("free memory", 1), ("", 0)):
+        table.add_column(heading, justify="right" if right else "left", no_wrap=bool(heading))
+    for node in told.nodes[:_NODES]:
+        rank = f"rank {', '.join(f'{part:g}' for part in node.rank)}" if node.rank else "holds it"
+        table.add_row(
+            escape(node.name),
+            escape(node.model),
+            f"{node.free.gpus} of {node.gpus}",
+            f"{node.free.cpu_milli / 1000:g}",
+            f"{node.free.memory / 2**30:.1f} GiB",
+            escape(node.why) if node.why else f"[green]{rank}[/]",
+        )
+    console.print(table)
+    if len(told.nodes) > _NODES:
+        console.print(f"… and {len(told.nodes) - _NODES:,} more (all with --json)")
+
+
+def _table(console: Console, title: str) -> Table:
+    console.print(f"\n[bold]{escape(title)}[/]")
+    return Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+
+
+def _amounts(need: Resources) -> str:
+    parts = [f"{need.gpus} GPU" + "s" * (need.gpus != 1)]
+    if need.cpu_milli:
+        parts.append(f"{need.cpu_milli / 1000:g} CPU")
+    if need.memory:
+        parts.append(f"{need.memory / 2**30:.1f} GiB")
+    return ", ".join(parts)

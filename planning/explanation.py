@@ -1,0 +1,212 @@
+"""Why a workload waits, from the cluster as it is: what keeps it off each node, who is before it, and what would help.
+
+For `berth explain`. It decides with the filters, the capacity and the strategies of placement; of the ledger it knows
+nothing, so a promise whose Job is not there yet is not counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from crds.settings import Settings
+from planning import strategies
+from planning.capacity import Belongings, Room, room
+from planning.demand import learned
+from planning.filters import Constraints, Shape, TolerationView, lacking, refusal, repelling_taint, show_taint
+from planning.fleet import Fleet
+from planning.jobs import refusal as spec_refusal
+from planning.jobs import shape_of
+from planning.model import GPU_MODEL_LABEL, NodeView, Resources, Snapshot, WorkloadView
+from planning.placement import strategy_name, turn_in_queue
+from planning.strategies import Rank, Request, StrategyError
+
+_BEST = 10
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    """A node, what is free there, and what keeps the workload off it ('' if nothing does).
+
+    `rank` is how the strategy likes it, the lowest first; None where it does not fit or is not among the first.
+    """
+
+    name: str
+    model: str
+    gpus: int
+    free: Resources
+    why: str
+    rank: Rank | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """All that can be told of one workload now.
+
+    state: 'ended', 'invalid', 'suspended', 'placed' (it has a Job) or 'queued'; the rest is told of what is queued.
+    reasons: why not, and how many nodes; '' counts those that hold it. position: 1 is next.
+    """
+
+    namespace: str
+    name: str
+    state: str
+    phase: str
+    message: str
+    job: str = ""
+    node: str = ""
+    asks: Resources = field(default_factory=Resources)
+    strategy: str = ""
+    strategy_from: str = ""
+    reasons: tuple[tuple[str, int], ...] = ()
+    nodes: tuple[NodeReport, ...] = ()
+    position: int = 0
+    queued: int = 0
+    ahead: tuple[str, ...] = ()
+    helps: tuple[str, ...] = ()
+
+
+def explain(snapshot: Snapshot, settings: Settings, namespace: str, name: str) -> Explanation | None:
+    """None if there is no such workload."""
+    view = next((w for w in snapshot.workloads if (w.namespace, w.name) == (namespace, name)), None)
+    if view is None:
+        return None
+    mine = Belongings.of(snapshot.jobs, snapshot.pods)
+    told = Explanation(namespace, name, "", view.phase, str(view.status.get("message", "")))
+    if view.finished:
+        return replace(told, state="ended")
+    refused = view.invalid if view.spec is None else spec_refusal(view.spec, settings)
+    if view.spec is None or refused:
+        return replace(told, state="invalid", message=refused)
+    jobs = [job for job in mine.jobs.get((namespace, view.uid), ()) if not job.finished and not job.deleting]
+    if jobs:
+        newest = max(jobs, key=lambda job: job.attempt)
+        return replace(told, state="placed", job=newest.name, node=newest.node)
+    if view.spec.suspend:
+        return replace(told, state="suspended")
+    return _queued(told, view, snapshot, settings, mine)
+
+
+def _queued(
+    told: Explanation, view: WorkloadView, snapshot: Snapshot, settings: Settings, mine: Belongings
+) -> Explanation:
+    if view.spec is None:
+        raise ValueError("a workload without a spec is not queued")
+    shape, left = shape_of(view.spec, settings), room(snapshot, {}, mine)
+    strategy, source = strategy_name(view.spec, view.namespace, snapshot.defaults)
+    why = {node.name: keeps_off(shape, node, left[node.name]) for node in snapshot.nodes}
+    ranks = _ranks(view, shape, strategy, snapshot, settings, left)
+    reports = [
+        NodeReport(
+            node.name,
+            node.labels.get(GPU_MODEL_LABEL, ""),
+            node.allocatable.gpus,
+            left[node.name].as_resources(),
+            why[node.name],
+            ranks.get(node.name),
+        )
+        for node in snapshot.nodes
+    ]
+    reports.sort(key=lambda each: (each.why != "", each.rank is None, each.rank or (), -each.free.gpus, each.name))
+    queue = sorted((w for w in snapshot.workloads if _waits(w, settings, mine)), key=turn_in_queue)
+    place = next((i for i, w in enumerate(queue) if w.uid == view.uid), len(queue))
+    fits = any(not each for each in why.values())
+    return replace(
+        told,
+        state="queued",
+        asks=shape.requests,
+        strategy=strategy,
+        strategy_from=source,
+        reasons=tuple(sorted(Counter(why.values()).items(), key=lambda item: (-item[1], item[0]))),
+        nodes=tuple(reports),
+        position=place + 1,
+        queued=len(queue),
+        ahead=tuple(f"{w.namespace}/{w.name}" for w in queue[:place]),
+        helps=() if fits else tuple(_helps(shape, snapshot.nodes, left)),
+    )
+
+
+def keeps_off(shape: Shape, node: NodeView, left: Room) -> str:
+    """What keeps such a request off the node now; '' if nothing does."""
+    why = refusal(shape.constraints, node)
+    if why:
+        return why
+    if max(node.allocatable.gpus, node.gpus_expected) < shape.requests.gpus:
+        return "too few GPUs" if node.allocatable.gpus else "no GPUs"
+    if node.allocatable.gpus < shape.requests.gpus:
+        return node.gpu_gap or "without its GPUs"
+    short = lacking(shape.requests, left)
+    return f"short of free {short}" if short else ""
+
+
+def _ranks(
+    view: WorkloadView, shape: Shape, name: str, snapshot: Snapshot, settings: Settings, left: dict[str, Room]
+) -> dict[str, Rank]:
+    """How the strategy likes the best nodes; none if it is not installed here, or fails."""
+    if name not in strategies.installed():
+        return {}
+    known = partial(learned, snapshot.workloads, partial(shape_of, settings=settings), snapshot.now)
+    fleet = Fleet((node, left[node.name]) for node in snapshot.nodes)
+    request = Request(view.uid, view.namespace, view.name, shape.requests)
+    try:
+        return dict(fleet.best(request, shape, strategies.informed(name, known), _BEST))
+    except StrategyError:
+        return {}
+
+
+def _waits(view: WorkloadView, settings: Settings, mine: Belongings) -> bool:
+    """Whether it wants a place: it has not ended, its spec is good, and no Job of it goes on."""
+    if view.finished or view.deleting or view.spec is None or view.spec.suspend or spec_refusal(view.spec, settings):
+        return False
+    return all(job.finished or job.deleting for job in mine.jobs.get((view.namespace, view.uid), ()))
+
+
+def _helps(shape: Shape, nodes: Sequence[NodeView], left: dict[str, Room]) -> Iterator[str]:
+    """Single changes with which it would fit somewhere now, the smallest first."""
+
+    def holders(changed: Shape) -> list[str]:
+        return sorted(node.name for node in nodes if not keeps_off(changed, node, left[node.name]))
+
+    need, asked = shape.requests, shape.constraints
+    for gpus in range(need.gpus - 1, 0, -1):
+        found = holders(replace(shape, requests=replace(need, gpus=gpus)))
+        if found:
+            yield f"asking for {gpus} GPU{'s' * (gpus > 1)} instead of {need.gpus}: fits {_some(found)} now"
+            break
+    for what, lesser in (("CPU", replace(need, cpu_milli=0)), ("memory", replace(need, memory=0))):
+        found = holders(replace(shape, requests=lesser))
+        if found:
+            most = max(found, key=lambda name: (left[name].cpu_milli if what == "CPU" else left[name].memory, name))
+            free = f"{left[most].cpu_milli / 1000:g}" if what == "CPU" else f"{left[most].memory / 2**30:.1f} GiB"
+            yield f"asking for at most {free} {what}: fits {most} now"
+    taints = {taint for node in nodes if (taint := repelling_taint(asked, node)) is not None}
+    for taint in sorted(taints, key=show_taint):
+        allowed = (*asked.tolerations, TolerationView(taint.key, "Equal", taint.value, taint.effect))
+        found = holders(replace(shape, constraints=replace(asked, tolerations=allowed)))
+        if found:
+            yield f"tolerating {show_taint(taint)}: fits {_some(found)} now"
+    if asked.selector or asked.affinity is not None:
+        found = holders(replace(shape, constraints=Constraints(tolerations=asked.tolerations)))
+        if found:
+            yield f"without its nodeSelector and node affinity: fits {_some(found)} now"
+    for word, mend in (("uncordoned", _uncordoned), ("ready", _ready)):
+        found = [node.name for node in nodes if not keeps_off(shape, mend(node), left[node.name])]
+        if found:
+            yield f"{_some(sorted(found))} {word}: it would fit there"
+
+
+def _uncordoned(node: NodeView) -> NodeView:
+    taints = tuple(taint for taint in node.taints if taint.key != "node.kubernetes.io/unschedulable")
+    return replace(node, unschedulable=False, taints=taints)
+
+
+def _ready(node: NodeView) -> NodeView:
+    passing = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+    return replace(node, ready=True, taints=tuple(taint for taint in node.taints if taint.key not in passing))
+
+
+def _some(names: Sequence[str]) -> str:
+    """`n1`, or `n1 and 3 others`."""
+    others = len(names) - 1
+    return names[0] + (f" and {others} other{'s' * (others > 1)}" if others else "")

@@ -1,0 +1,51 @@
+"""`berth explain` as a person runs it beside a real control plane."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from berth.cli import command_line
+from tests.application.tenant import Tenant
+
+pytestmark = pytest.mark.stack
+
+
+async def berth(tenant: Tenant, *arguments: str, who: str = "admin") -> tuple[int, str]:
+    command = ["explain", "workload", *arguments, "--kubeconfig", str(tenant.stack.endpoints.kubeconfig(who))]
+    result = await asyncio.to_thread(CliRunner().invoke, command_line(), command)
+    assert "Traceback" not in result.output
+    return result.exit_code, " ".join(result.output.split())
+
+
+async def test_why_it_waits_who_is_before_it_and_what_would_help(tenant: Tenant) -> None:
+    busy = await tenant.node("a", 4)
+    await tenant.apply("runs", 3, run="120s")
+    await tenant.until("runs", phase="Running")
+    await tenant.apply("first", 4, priority="high")
+    await tenant.apply("w", 2)
+    await tenant.until("w", phase="Scheduling")
+    code, text = await berth(tenant, "w", "-n", tenant.namespace)
+    assert code == 0, text
+    assert f"{tenant.namespace}/w is Scheduling: needs 2 GPUs" in text
+    assert "just before it:" in text and f"{tenant.namespace}/first" in text
+    assert f"asking for 1 GPU instead of 2: fits {busy} now" in text
+    assert "strategy leastLoaded" in text and "WaitingForCapacity" in text
+    code, text = await berth(tenant, "w", "-n", tenant.namespace, "--json")
+    (mine,) = [each for each in json.loads(text)["nodes"] if each["name"] == busy]
+    assert (mine["free"]["gpus"], mine["why"]) == (1, "short of free GPUs")
+    code, text = await berth(tenant, "runs", "-n", tenant.namespace)
+    assert code == 0 and f"is on node {busy}" in text
+
+
+async def test_what_cannot_be_explained_is_told(tenant: Tenant) -> None:
+    await tenant.apply("w", suspend=True)
+    code, text = await berth(tenant, "nobody", "-n", tenant.namespace)
+    assert code == 1 and "There is no GPUWorkload 'nobody'" in text
+    code, text = await berth(tenant, "w", "-n", f"not-{tenant.namespace}")
+    assert code == 1 and f"-n {tenant.namespace}" in text, "where there is one"
+    code, text = await berth(tenant, "w", "-n", tenant.namespace, who="kube-scheduler")
+    assert code == 1 and "You may not read all that decides" in text and "kube-scheduler" in text

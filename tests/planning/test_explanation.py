@@ -1,0 +1,153 @@
+"""What `berth explain` says of a workload: the same that placement would decide, and what would change it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planning.capacity import Belongings, room
+from planning.explanation import Explanation, explain, keeps_off
+from planning.jobs import shape_of
+from planning.model import NodeView, Resources, Snapshot, WorkloadView
+from tests.planning.builders import NOW, SETTINGS, job, node, placed, pod, round_of, snapshot, taint, workload
+
+
+def told(seen: Snapshot, name: str = "w") -> Explanation:
+    found = explain(seen, SETTINGS, "ns", name)
+    assert found is not None
+    return found
+
+
+def test_nobody_of_that_name() -> None:
+    assert explain(snapshot([node("n")], [workload("w")]), SETTINGS, "other", "w") is None
+
+
+@pytest.mark.parametrize(
+    ("view", "state", "message"),
+    [
+        (workload("w", status={"phase": "Succeeded", "message": "done"}), "ended", "done"),
+        (workload("w", 99), "invalid", "gpuCount"),
+        (workload("w", spec={"suspend": True}), "suspended", ""),
+    ],
+)
+def test_who_is_not_in_the_queue(view: WorkloadView, state: str, message: str) -> None:
+    found = told(snapshot([node("n")], [view]))
+    assert found.state == state and message in found.message and found.nodes == ()
+
+
+def test_a_job_that_goes_on_is_named_with_its_node() -> None:
+    ended = job("w", "b", 0, finished="Failed")
+    found = told(snapshot([node("n")], [workload("w")], jobs=[ended, job("w", "n", 1)]))
+    assert (found.state, found.job, found.node) == ("placed", job("w", "n", 1).name, "n")
+    assert told(snapshot([node("n")], [workload("w")], jobs=[ended])).state == "queued"
+
+
+def test_every_node_is_counted_by_what_keeps_it_out() -> None:
+    nodes = [
+        node("cordoned", unschedulable=True),
+        node("small", 2),
+        node("none", 0),
+        node("tainted", taints=(taint("team", value="a"),)),
+        node("busy"),
+        node("coming", 0, gpus_expected=8, gpu_gap="its driver is not ready"),
+        node("full-of-cpu", allocatable=Resources(8, 1000, 2**40, 110)),
+    ]
+    asks = {"resources": {"requests": {"cpu": "8"}}}
+    found = told(snapshot(nodes, [workload("w", 4, spec=asks)], pods=[pod("p", "busy", gpus=5)]))
+    assert dict(found.reasons) == {
+        "cordoned": 1,
+        "too few GPUs": 1,
+        "no GPUs": 1,
+        "tainted team=a:NoSchedule": 1,
+        "short of free GPUs": 1,
+        "its driver is not ready": 1,
+        "short of free CPU": 1,
+    }
+    assert found.asks == Resources(4, 8000, 0, 1) and found.strategy == "leastLoaded"
+    assert set(found.helps) == {
+        "asking for 3 GPUs instead of 4: fits busy now",
+        "asking for at most 1 CPU: fits full-of-cpu now",
+        "tolerating team=a:NoSchedule: fits tainted now",
+        "cordoned uncordoned: it would fit there",
+    }
+
+
+def test_a_node_that_is_not_ready_or_not_selected_is_among_what_would_help() -> None:
+    away = node("away", ready=False, taints=(taint("node.kubernetes.io/unreachable", "NoExecute"),))
+    found = told(
+        snapshot([away, node("other")], [workload("w", spec={"nodeSelector": {"kubernetes.io/hostname": "away"}})])
+    )
+    assert "away ready: it would fit there" in found.helps
+    assert "without its nodeSelector and node affinity: fits other now" in found.helps
+
+
+def test_its_place_in_the_queue_and_who_is_before_it() -> None:
+    queue = [
+        workload("young", 8, created=NOW - 1),
+        workload("high", 8, spec={"priority": "high"}),
+        workload("w", 8, created=NOW - 9),
+        workload("runs", 8, created=NOW - 99),
+        workload("asleep", 8, spec={"suspend": True}, created=NOW - 99),
+        workload("done", 8, status={"phase": "Failed"}, created=NOW - 99),
+    ]
+    found = told(snapshot([node("n")], queue, jobs=[job("runs", "n", gpus=8)]))
+    assert (found.position, found.queued, found.ahead) == (2, 3, ("ns/high",))
+
+
+def test_nodes_that_hold_it_come_first_in_the_strategys_order() -> None:
+    nodes = [node("a", 2), node("b", 4), node("c", 8), node("d", 1)]
+    view = workload("w", 2, spec={"schedulingStrategy": "mostAllocated"})
+    found = told(snapshot(nodes, [view]))
+    assert [(each.name, each.rank) for each in found.nodes] == [
+        ("a", (2000,)), ("b", (4000,)), ("c", (8000,)), ("d", None),
+    ]  # fmt: skip
+    assert found.helps == () and dict(found.reasons)[""] == 3
+    unknown = told(snapshot(nodes, [workload("w", 2, spec={"schedulingStrategy": "nope"})]))
+    assert {each.rank for each in unknown.nodes} == {None}
+
+
+clusters = st.lists(
+    st.tuples(st.integers(0, 8), st.booleans(), st.booleans(), st.sampled_from([(), (taint("x"),)]), st.integers(0, 8)),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(clusters, st.integers(1, 8), st.sampled_from(["leastLoaded", "headroom", "random"]))
+def test_what_it_says_is_what_placement_does(
+    cluster: list[tuple[int, bool, bool, tuple[object, ...], int]], gpus: int, strategy: str
+) -> None:
+    nodes: list[NodeView] = [
+        node(f"n{i}", whole, ready=ready, unschedulable=cordoned, taints=taints)
+        for i, (whole, ready, cordoned, taints, _) in enumerate(cluster)
+    ]
+    pods = [pod(f"p{i}", f"n{i}", gpus=min(used, whole)) for i, (whole, *_, used) in enumerate(cluster)]
+    seen = snapshot(nodes, [workload("w", gpus, spec={"schedulingStrategy": strategy})], pods=pods)
+    found, decided = told(seen), placed(round_of(seen))
+    assert bool(decided) == any(not each.why for each in found.nodes)
+    if decided and strategy != "random":
+        assert decided["w"] == found.nodes[0].name, "the first is the one that it gets"
+    assert sum(count for _, count in found.reasons) == len(nodes)
+
+
+def test_each_help_alone_is_enough() -> None:
+    nodes = [node("a", 4), node("b", 8, unschedulable=True), node("c", 8, taints=(taint("x"),))]
+    view = workload("w", 8)
+    found = told(snapshot(nodes, [view]))
+    assert [help_.split(":")[0] for help_ in found.helps] == [
+        "asking for 4 GPUs instead of 8", "tolerating x", "b uncordoned",
+    ]  # fmt: skip
+    assert placed(round_of(snapshot(nodes, [workload("w", 4)])))
+    assert placed(round_of(snapshot(nodes, [workload("w", 8, spec={"tolerations": [{"key": "x"}]})]))) == {"w": "c"}
+    mended = [replace(each, unschedulable=False) for each in nodes]
+    assert placed(round_of(snapshot(mended, [view]))) == {"w": "b"}
+
+
+def test_keeps_off_agrees_with_what_is_left() -> None:
+    seen = snapshot([node("n", 4)], [workload("w", 4)], pods=[pod("p", "n", gpus=1)])
+    left = room(seen, {}, Belongings.of((), seen.pods))["n"]
+    spec = seen.workloads[0].spec
+    assert spec is not None and keeps_off(shape_of(spec, SETTINGS), seen.nodes[0], left) == "short of free GPUs"
