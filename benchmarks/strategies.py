@@ -94,7 +94,7 @@ def speed(report: Report, nodes: tuple[NodeView, ...], pods: tuple[Arrival, ...]
         asked += pod.gpu_milli
         if asked > gpu_milli:
             break
-        request = Request(str(number), pod.tenant, pod.name, pod.shape.requests, 42)
+        request = Request(str(number), "", pod.name, pod.shape.requests, 42)
         began = time.perf_counter()
         place = fleet.find(request, pod.shape, chosen)
         if place is not None:

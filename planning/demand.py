@@ -12,7 +12,10 @@ from planning.filters import Constraints, Shape
 from planning.model import GPU_MODEL_LABEL, WorkloadView
 from planning.typical import Kind, Typical, typical
 
-HALF_LIFE = 7 * 24 * 3600.0  # seconds after which a workload counts half
+DAY = 24 * 3600.0
+HALF_LIFE = 7  # days after which a workload counts half
+# Learned is from what was there at the last of these points in time, in seconds: not anew in every round.
+PAUSE = 600.0
 
 
 def learned(
@@ -22,12 +25,15 @@ def learned(
     # Specs that are equal are mostly one object (activities.cache.Specs), so few shapes have to be made.
     weights: dict[int, float] = {}
     specs: dict[int, GPUWorkloadSpec] = {}
+    until, today = now // PAUSE * PAUSE, now // DAY
     for view in workloads:
-        if view.spec is not None:
+        if view.spec is not None and not view.spec.suspend and view.created < until:
             key = id(view.spec)
             specs[key] = view.spec
-            weights[key] = weights.get(key, 0.0) + 0.5 ** (max(0.0, now - view.created) / HALF_LIFE)
-    return typical((kind(shape(spec)), weights[key]) for key, spec in specs.items())
+            weights[key] = weights.get(key, 0.0) + 0.5 ** ((today - view.created // DAY) / HALF_LIFE)
+    asked = ((shape(spec), spec.gpu_count, weights[key]) for key, spec in specs.items())
+    # A template may ask for anything; one that asks for other than `gpuCount` GPUs is refused.
+    return typical((kind(found), weight) for found, gpus, weight in asked if found.requests.gpus == gpus)
 
 
 def kind(shape: Shape) -> Kind:
@@ -42,7 +48,7 @@ def models(constraints: Constraints) -> tuple[str, ...]:
         if label == GPU_MODEL_LABEL:
             return (value,)
     named: set[str] = set()
-    for term in constraints.affinity or ():
+    for term in filter(None, constraints.affinity or ()):  # an empty term selects nothing
         asked = [set(each.values) for each in term if each.key == GPU_MODEL_LABEL and each.operator == "In"]
         if not asked:
             return ()

@@ -16,8 +16,12 @@ from planning.filters import Constraints, Shape, refusal
 from planning.model import WHOLE, Devices, NodeView, Resources
 from planning.strategies import Candidate, Rank, Request, Strategy
 
+# A node may say of itself whatever it likes: beyond so many GPUs nobody counts.
+_MOST_GPUS = 1024
 # After so many rounds in which nobody asked for it, a view of the nodes is forgotten.
 _ROUNDS = 20
+# Shapes that were asked for once only, of which that is remembered.
+_ONCE = 10_000
 
 # A heap entry: rank, the node's name (ties), free thousandths of the chosen GPU, the node's version, its index.
 _Entry = tuple[Rank, str, int, int, int]
@@ -57,7 +61,7 @@ class _Node:
             self.cpu_milli == other.cpu_milli
             and self.memory == other.memory
             and self.pods == other.pods
-            and self.gpus == other.gpus
+            and self.devices == other.devices
         )
 
     def holds(self, need: Resources) -> bool:
@@ -83,27 +87,38 @@ class _View:
 class Fleet:
     """Nodes with what is left on them. Strategies whose ranks are not steady are asked about every node each time.
 
-    What it finds depends on nothing but that; what it has found out before only makes it faster.
+    What it finds depends on nothing but that; what it has found out before only makes it faster. Views are made of what
+    is asked for a second time, and hold `most` entries in all (a view: one for each node that holds its shape); None
+    for as many as there are.
     """
 
-    def __init__(self, nodes: Iterable[tuple[NodeView, Room]]) -> None:
+    def __init__(self, nodes: Iterable[tuple[NodeView, Room]], most: int | None = None) -> None:
         self._round = 0
+        self._most = most
         self._begin([_node(view, left) for view, left in nodes])
 
     def refresh(self, nodes: Iterable[tuple[NodeView, Room]]) -> None:
         """The nodes as they are now, for another round: what is known of those that did not change stays."""
         self._round += 1
         now = [_node(view, left) for view, left in nodes]
-        if len(now) != len(self._index) or any(node.view.name not in self._index for node in now):
+        if self._index.keys() - {node.view.name for node in now}:
             self._begin(now)
             return
         for node in now:
-            index = self._index[node.view.name]
+            index = self._index.get(node.view.name)
+            if index is None:
+                index = self._index[node.view.name] = len(self._nodes)
+                self._nodes.append(node)
+                for constraints, allowed in self._open.items():
+                    allowed.append(not refusal(constraints, node.view))
+                self._changed(index)
+                continue
             known = self._nodes[index]
-            if known.view is not node.view and known.view != node.view:
+            if not _alike(known.view, node.view):
                 for constraints, allowed in self._open.items():
                     allowed[index] = not refusal(constraints, node.view)
             elif known.same(node):
+                known.view = node.view
                 continue
             node.version = known.version + 1
             self._nodes[index] = node
@@ -111,6 +126,8 @@ class Fleet:
         for key, view in list(self._views.items()):
             if view.asked < self._round - _ROUNDS:
                 del self._views[key]
+        if len(self._once) > _ONCE:
+            self._once.clear()
         used = {shape.constraints for _, shape in self._views}
         for constraints in [each for each in self._open if each not in used]:
             del self._open[constraints]
@@ -120,29 +137,38 @@ class Fleet:
         self._index = {node.view.name: i for i, node in enumerate(nodes)}
         self._open: dict[Constraints, list[bool]] = {}
         self._views: dict[tuple[Strategy, Shape], _View] = {}
+        self._newest: dict[str, Strategy] = {}
+        self._once: set[tuple[Strategy, Shape]] = set()
         self._log: list[int] = []
         self._logged = 0  # how many changes were dropped from the log's beginning
 
     def find(self, request: Request, shape: Shape, strategy: Strategy, avoided: Collection[str] = ()) -> Place | None:
         """The best place for the request now, on none of the `avoided` nodes; None if no other node holds it."""
         heap = self._heap(request, shape, strategy)
+        if heap is None:
+            ranked = self._ranked(range(len(self._nodes)), request, shape, strategy)
+            best = min((entry for entry in ranked if entry[1] not in avoided), default=None)
+            return self._place(best, shape) if best else None
         aside: list[_Entry] = []
         found: Place | None = None
         while heap:
             entry = heap[0]
-            _, name, free, version, index = entry
-            node = self._nodes[index]
-            if node.version != version:
+            _, name, _, version, index = entry
+            if self._nodes[index].version != version:
                 heappop(heap)
                 continue
             if name in avoided:
                 aside.append(heappop(heap))
                 continue
-            found = Place(name, _chosen(node.gpus, shape.requests, free))
+            found = self._place(entry, shape)
             break
         for entry in aside:
             heappush(heap, entry)
         return found
+
+    def _place(self, entry: _Entry, shape: Shape) -> Place:
+        _, name, free, _, index = entry
+        return Place(name, _chosen(self._nodes[index].gpus, shape.requests, free))
 
     def best(self, request: Request, shape: Shape, strategy: Strategy, limit: int) -> list[tuple[str, Rank]]:
         """The first `limit` nodes by rank, for people; each is looked at."""
@@ -164,8 +190,8 @@ class Fleet:
 
     @property
     def remembered(self) -> int:
-        """How many views of the nodes are kept, each as large as the number of nodes that hold its shape."""
-        return len(self._views)
+        """How many entries the views hold, outdated ones among them."""
+        return sum(len(view.heap) for view in self._views.values())
 
     def devices(self, node: str) -> tuple[int, ...]:
         """Free thousandths of each of the node's GPUs, by index."""
@@ -190,15 +216,22 @@ class Fleet:
             del self._log[:half]
             self._logged += half
 
-    def _heap(self, request: Request, shape: Shape, strategy: Strategy) -> list[_Entry]:
-        """The ranked nodes that hold the shape, among outdated entries of any."""
-        now = self._logged + len(self._log)
-        view = self._views.get((strategy, shape)) if strategy.steady else None
-        if view is None or view.seen < self._logged or len(view.heap) > 4 * len(self._nodes) + 1000:
+    def _heap(self, request: Request, shape: Shape, strategy: Strategy) -> list[_Entry] | None:
+        """The ranked nodes that hold the shape, among outdated entries of any; None if no view is kept of it."""
+        if not strategy.steady:
+            return None
+        now, key = self._logged + len(self._log), (strategy, shape)
+        view = self._views.get(key)
+        if view is None and key not in self._once:
+            self._supersede(strategy)
+            self._once.add(key)
+            return None
+        if view is None or view.seen < self._logged or len(view.heap) > 2 * len(self._nodes) + 1000:
             view = _View(self._ranked(range(len(self._nodes)), request, shape, strategy), now, self._round)
             heapify(view.heap)
-            if strategy.steady:
-                self._views[strategy, shape] = view
+            self._views.pop(key, None)
+            self._views[key] = view
+            self._forget_the_oldest()
             return view.heap
         view.asked = self._round
         if view.seen < now:
@@ -207,6 +240,24 @@ class Fleet:
                 heappush(view.heap, entry)
             view.seen = now
         return view.heap
+
+    def _supersede(self, strategy: Strategy) -> None:
+        """Nobody asks any more for one that knew something else of what is typical."""
+        if self._newest.get(strategy.name) is not strategy:
+            self._newest[strategy.name] = strategy
+            for key in [key for key in self._views if key[0].name == strategy.name and key[0] is not strategy]:
+                del self._views[key]
+            self._once = {key for key in self._once if key[0].name != strategy.name}
+
+    def _forget_the_oldest(self) -> None:
+        """Keeps within `most`, but for the newest view."""
+        if self._most is None:
+            return
+        held = sum(len(view.heap) for view in self._views.values())
+        for key in list(self._views)[:-1]:
+            if held <= self._most:
+                return
+            held -= len(self._views.pop(key).heap)
 
     def _ranked(self, indices: Iterable[int], request: Request, shape: Shape, strategy: Strategy) -> list[_Entry]:
         """An entry for each of the nodes that hold the request."""
@@ -252,5 +303,16 @@ def _chosen(gpus: list[int], need: Resources, free: int) -> tuple[int, ...]:
 
 
 def _node(view: NodeView, left: Room) -> _Node:
-    gpus = [WHOLE if i < left.gpus else 0 for i in range(view.allocatable.gpus)]
+    gpus = [WHOLE if i < left.gpus else 0 for i in range(min(view.allocatable.gpus, _MOST_GPUS))]
     return _Node(view, left.cpu_milli, left.memory, left.pods, gpus)
+
+
+def _alike(known: NodeView, now: NodeView) -> bool:
+    """Whether filters and strategies see the same: nearly every write to a node changes its version alone."""
+    return known is now or (
+        known.ready == now.ready
+        and known.unschedulable == now.unschedulable
+        and known.taints == now.taints
+        and known.labels == now.labels
+        and known.allocatable == now.allocatable
+    )

@@ -16,7 +16,7 @@ from crds.settings import Settings
 from planning import status, strategies
 from planning.capacity import Belongings, Room, room, standing
 from planning.demand import learned
-from planning.filters import Shape, able_when_empty, explain_never, explain_now, refusal
+from planning.filters import Constraints, Shape, able_when_empty, explain_never, explain_now, refusal
 from planning.jobs import refusal as spec_refusal
 from planning.lifecycle import JOB_REFUSED, NO_SUITABLE_NODE, WITHDRAWN
 from planning.memory import Memory
@@ -88,6 +88,7 @@ class _Floor:
         self._fleet = memory.fleet
         self._fleet.refresh((node, left[node.name]) for node in snapshot.nodes)
         self._messages: dict[Shape, str] = {}
+        self._refusals: dict[Constraints, list[str]] = {}
         self._strategies: dict[str, Strategy] = {}
         self._learned = partial(learned, snapshot.workloads, partial(memory.shape, settings=settings), snapshot.now)
 
@@ -119,7 +120,10 @@ class _Floor:
             if self.never(shape):
                 self._messages[shape] = explain_never(shape, self.nodes)
             else:
-                refusals = [refusal(shape.constraints, node) for node in self.nodes]
+                refusals = self._refusals.get(shape.constraints)
+                if refusals is None:
+                    refusals = [refusal(shape.constraints, node) for node in self.nodes]
+                    self._refusals[shape.constraints] = refusals
                 self._messages[shape] = explain_now(shape, self.nodes, self.left, refusals)
         return self._messages[shape]
 

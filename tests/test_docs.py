@@ -110,15 +110,23 @@ def test_files_named_in_code_exist(page: Path) -> None:
 
 @cache
 def commands() -> dict[str, set[str]]:
-    """berth's commands and their options."""
+    """berth's commands and their options; those of a group are `explain workload`."""
     from berth.cli import command_line
+
+    found: dict[str, set[str]] = {}
+
+    def collect(command: typer.core.TyperGroup, before: str) -> None:
+        for name, each in command.commands.items():
+            if isinstance(each, typer.core.TyperGroup):
+                collect(each, f"{before}{name} ")
+            else:
+                options = {option for at in each.params for option in (*at.opts, *at.secondary_opts)}
+                found[before + name] = options
 
     group = typer.main.get_command(command_line())
     assert isinstance(group, typer.core.TyperGroup)
-    return {
-        name: {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
-        for name, command in group.commands.items()
-    }
+    collect(group, "")
+    return found
 
 
 def targets() -> set[str]:
@@ -151,9 +159,9 @@ def test_berths_commands_and_options_exist(page: Path) -> None:
         called = words(line.removeprefix("sudo ").removeprefix("uv run "))
         if len(called) < 2 or called[0].removeprefix(".venv/bin/") != "berth":
             continue
-        name = called[1]
-        assert name in commands(), f"{line}: berth has no command {name}"
-        wrong = unknown_options(name, called[2:])
+        name = next((each for each in (" ".join(called[1:3]), called[1]) if each in commands()), "")
+        assert name, f"{line}: berth has no command {called[1]}"
+        wrong = unknown_options(name, called[1 + len(name.split()) :])
         assert not wrong, f"{line}: berth {name} has no {wrong}"
 
 

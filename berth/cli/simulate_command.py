@@ -27,20 +27,12 @@ def simulate(
     ] = None,
     seeds: Annotated[str, typer.Option(metavar="A-B", help="Such as 42-51, or 1,2,7.")] = "42",
     arrivals: Annotated[
-        float, typer.Option(min=0.01, max=100.0, help="Pods are drawn again until they ask for so much of all GPUs.")
+        float, typer.Option(min=1.0, max=100.0, help="Pods are drawn again until they ask for so much of all GPUs.")
     ] = 1.3,
-    load: Annotated[
-        float | None,
-        typer.Option(
-            min=0.01,
-            max=10.0,
-            help="Let pods end as in the trace, their arrivals compressed to this load; 0.9 is 90 %.",
-        ),
-    ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Simulations side by side; left out: one a CPU.")] = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all figures to this file.")] = None,
 ) -> None:
-    """Simulate a trace against placement strategies: unallocated and fragmented GPUs, or waiting times."""
+    """Simulate a trace against placement strategies: unallocated and fragmented GPUs."""
     from berth.extensions import load_strategies
     from berth.simulate.run import SimulateOptions, run
     from planning import strategies
@@ -48,7 +40,7 @@ def simulate(
     load_strategies()
     chosen = tuple(dict.fromkeys(strategy or strategies.installed()))
     with errors_for_people():
-        run(SimulateOptions(nodes, pods, chosen, parse_seeds(seeds), arrivals, load, jobs, json))
+        run(SimulateOptions(nodes, pods, chosen, parse_seeds(seeds), arrivals, jobs, json))
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:

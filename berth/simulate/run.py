@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -26,25 +27,22 @@ from planning.model import NodeView
 from planning.simulation import (
     Arrival,
     capacity,
-    compressed,
     fill,
-    live,
     typical_of,
 )
-from planning.strategies import Strategy, StrategyError
+from planning.strategies import StrategyError
 from stack.errors import StackError
 
 
 @dataclass(frozen=True, slots=True)
 class SimulateOptions:
-    """What to simulate. `load` None: arrivals without an end, `arrivals` times what there is; else with ends."""
+    """What to simulate: pods are drawn again until they ask for `arrivals` times all GPUs."""
 
     nodes: Path
     pods: Path
     strategies: tuple[str, ...]
     seeds: tuple[int, ...]
     arrivals: float = 1.3
-    load: float | None = None
     jobs: int | None = None
     json_file: Path | None = None
 
@@ -57,7 +55,6 @@ class Run:
     seed: int
     values: dict[str, float]
     curve: tuple[float, ...]
-    tenants: dict[str, tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +70,17 @@ def run(options: SimulateOptions) -> dict[str, Any]:
             known = ", ".join(strategies.installed())
             raise StackError(f"There is no strategy {name!r}.", f"Installed are {known}.")
     trace = _Trace(read_nodes(options.nodes), read_pods(options.pods))
-    if options.load is not None:
-        try:
-            compressed(trace.pods, capacity(trace.nodes), options.load)
-        except ValueError as error:
-            raise StackError(f"{options.pods}: {error}.", "Leave out --load, or take a trace that has them.") from None
     began = time.monotonic()
     results = sorted(_runs(trace, options), key=lambda each: (options.strategies.index(each.strategy), each.seed))
     report = _report(trace, options, results, time.monotonic() - began)
+    show(report, Console(highlight=False))
     if options.json_file is not None:
-        options.json_file.write_text(json.dumps(report, indent=2) + "\n")
-    show(report, Console(highlight=False), options.json_file)
+        try:
+            options.json_file.write_text(json.dumps(report, indent=2) + "\n")
+        except OSError as error:
+            raise StackError(
+                f"{options.json_file} cannot be written: {error.strerror}.", "Name another file."
+            ) from None
     return report
 
 
@@ -96,12 +93,17 @@ def _runs(trace: _Trace, options: SimulateOptions) -> Iterator[Run]:
     context = multiprocessing.get_context("spawn")
     with bar, ProcessPoolExecutor(workers, context, initializer=_keep, initargs=(trace, options)) as pool:
         task = bar.add_task("", total=len(todo))
-        for done in as_completed([pool.submit(_simulate, name, seed) for name, seed in todo]):
-            bar.advance(task)
-            try:
+        try:
+            for done in as_completed([pool.submit(_simulate, name, seed) for name, seed in todo]):
+                bar.advance(task)
                 yield done.result()
-            except StrategyError as failed:
-                raise StackError(f"{failed}.", "Mend the strategy, or leave it out.") from None
+        except BaseException as ended:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
+                process.terminate()  # a simulation may go on for minutes
+            if isinstance(ended, StrategyError):
+                raise StackError(f"{ended}.", "Mend the strategy, or leave it out.") from None
+            raise
 
 
 _kept: tuple[_Trace, SimulateOptions] | None = None
@@ -110,6 +112,7 @@ _kept: tuple[_Trace, SimulateOptions] | None = None
 def _keep(trace: _Trace, options: SimulateOptions) -> None:
     """In each process, once: the trace is large, and the same for all runs."""
     global _kept
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever waits for it ends it
     load_strategies()
     _kept = trace, options
 
@@ -119,12 +122,6 @@ def _simulate(name: str, seed: int) -> Run:
         raise RuntimeError("the process was given no trace")
     trace, options = _kept
     strategy = strategies.informed(name, partial(typical_of, trace.pods))
-    if options.load is None:
-        return _filled(trace, options, strategy, seed)
-    return _lived(trace, options.load, strategy, seed)
-
-
-def _filled(trace: _Trace, options: SimulateOptions, strategy: Strategy, seed: int) -> Run:
     queue = inflated(trace.pods, capacity(trace.nodes), options.arrivals, seed)
     began = time.perf_counter()
     result = fill(trace.nodes, queue, strategy, seed)
@@ -135,28 +132,7 @@ def _filled(trace: _Trace, options: SimulateOptions, strategy: Strategy, seed: i
         "unplaced_pods": float(result.unplaced),
         "decisions_per_second": result.decisions / took,
     }
-    return Run(strategy.name, seed, values, tuple(result.curve), {})
-
-
-def _lived(trace: _Trace, load: float, strategy: Strategy, seed: int) -> Run:
-    arrivals = compressed(trace.pods, capacity(trace.nodes), load)
-    began = time.perf_counter()
-    result = live(trace.nodes, arrivals, strategy, seed)
-    took = time.perf_counter() - began
-    waits = sorted(wait for _, wait in result.waits)
-    tenants: dict[str, list[float]] = {}
-    for arrival, wait in result.waits:
-        tenants.setdefault(arrival.tenant, []).append(wait)
-    values = {
-        "wait_seconds_mean": statistics.fmean(waits),
-        "wait_seconds_p99": quantile(waits, 0.99),
-        "waited_pods_percent": 100 * sum(wait > 0 for wait in waits) / len(waits),
-        "allocated_gpu_percent": result.allocated,
-        "unplaced_pods": float(result.unplaced),
-        "arrivals_per_second": len(arrivals) / took,
-    }
-    by_tenant = {tenant: (statistics.fmean(each), quantile(sorted(each), 0.99)) for tenant, each in tenants.items()}
-    return Run(strategy.name, seed, values, (), by_tenant)
+    return Run(strategy.name, seed, values, tuple(result.curve))
 
 
 def inflated(arrivals: Sequence[Arrival], gpu_milli: int, share: float, seed: int) -> list[Arrival]:
@@ -173,37 +149,22 @@ def inflated(arrivals: Sequence[Arrival], gpu_milli: int, share: float, seed: in
     return queue
 
 
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """The value below which `share` of them lie, without interpolation."""
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-
 def _report(trace: _Trace, options: SimulateOptions, results: list[Run], seconds: float) -> dict[str, Any]:
     by_strategy: dict[str, Any] = {}
     for name in options.strategies:
         mine = [each for each in results if each.strategy == name]
         told: dict[str, Any] = {key: _spread([each.values[key] for each in mine]) for key in mine[0].values}
-        if mine[0].curve:
-            length = min(len(each.curve) for each in mine)
-            told["allocated_gpu_percent_by_asked_percent"] = [
-                round(statistics.fmean(each.curve[i] for each in mine), 3) for i in range(length)
-            ]
-        if mine[0].tenants:
-            told["wait_seconds_by_tenant"] = {
-                tenant: {
-                    "mean": round(statistics.fmean(each.tenants[tenant][0] for each in mine), 3),
-                    "p99": round(statistics.fmean(each.tenants[tenant][1] for each in mine), 3),
-                }
-                for tenant in sorted(mine[0].tenants)
-            }
+        length = min(len(each.curve) for each in mine)
+        told["allocated_gpu_percent_by_asked_percent"] = [
+            round(statistics.fmean(each.curve[i] for each in mine), 3) for i in range(length)
+        ]
         by_strategy[name] = told
     return {
         "simulated": True,
         "nodes": {"file": options.nodes.name, "count": len(trace.nodes), "gpus": capacity(trace.nodes) // 1000},
         "pods": {"file": options.pods.name, "count": len(trace.pods)},
         "seeds": list(options.seeds),
-        "arrivals": options.arrivals if options.load is None else None,
-        "load": options.load,
+        "arrivals": options.arrivals,
         "seconds": round(seconds, 3),
         "strategies": by_strategy,
     }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import gzip
-import math
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -57,19 +57,6 @@ class _Row:
             raise ValueError(f"{column} is {text[:40]!r}, not a whole number") from None
         if not least <= value <= most:
             raise ValueError(f"{column} is {value}, not from {least} to {most}")
-        return value
-
-    def seconds(self, column: str) -> float | None:
-        """A point in time; None where there is none."""
-        text = self.text(column)
-        if not text:
-            return None
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not abs(value) <= _MOST:
-            raise ValueError(f"{column} is {text[:40]!r}, not a number of seconds")
         return value
 
     @property
@@ -136,16 +123,8 @@ def _pod(row: _Row) -> tuple[str, Arrival]:
     )
     models = tuple(sorted({model for model in row.text("gpu_spec").split("|") if model}))
     allowed = Constraints(affinity=((Requirement(GPU_MODEL_LABEL, "In", models),),)) if models else Constraints()
-    created, ended = row.seconds("creation_time"), row.seconds("deletion_time")
-    begun = row.seconds("scheduled_time")
-    runs_from = created if begun is None else begun
-    seconds = 0.0 if ended is None or runs_from is None else ended - runs_from
-    if seconds < 0:
-        raise ValueError(f"deletion_time is {-seconds:g} s before the pod began")
     kind = Kind(gpus, milli if gpus else 0, need.cpu_milli, models)
-    return name, Arrival(
-        name, row.text("tenant") or row.text("qos"), Shape(need, allowed), kind, created or 0.0, seconds
-    )
+    return name, Arrival(name, Shape(need, allowed), kind)
 
 
 def _rows(path: Path, columns: tuple[str, ...], parse: Callable[[_Row], tuple[str, T]]) -> Iterator[T]:
@@ -180,7 +159,7 @@ def _text(path: Path) -> str:
         return data.decode("utf-8-sig")
     except FileNotFoundError:
         raise StackError(f"{path} does not exist.", DOCUMENTED) from None
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise StackError(
             f"{path} cannot be read: {error}.", "It must be a CSV file in UTF-8, or one in gzip."
         ) from None

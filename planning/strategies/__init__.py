@@ -53,8 +53,8 @@ _INSTALLED: dict[str, Strategy] = {
 # Those that look ahead: one of each for a set of typical requests, so that what it found out about nodes goes on to
 # serve until the set changes.
 _informed: dict[str, Callable[[tuple[Typical, ...]], Strategy]] = {
-    FGD.name: lru_cache(maxsize=4)(FGD),
-    Headroom.name: lru_cache(maxsize=4)(Headroom),
+    FGD.name: lru_cache(maxsize=1)(FGD),
+    Headroom.name: lru_cache(maxsize=1)(Headroom),
 }
 
 

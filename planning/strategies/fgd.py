@@ -37,6 +37,7 @@ class FGD:
 def score(fall: float) -> int:
     """0 to 100, for a fall of fragments in thousandths of GPUs: about 40 of them a step around 50, coarser further off.
 
-    Source: the sigmoid of the authors' simulator, cut to an integer as they do.
+    Source: the sigmoid of the authors' simulator, cut to an integer as they do. Sums of shares are off by less than a
+    millionth of a step; unrounded, that would tell a fall of nothing from one of nothing.
     """
-    return int(100 / (1 + exp(-max(-_STEEPEST, min(fall, _STEEPEST)) / 1000)))
+    return int(100 / (1 + exp(-max(-_STEEPEST, min(round(fall, 6), _STEEPEST)) / 1000)))

@@ -18,7 +18,7 @@ from planning.typical import Kind, typical
 from tests.planning.builders import GIB, node
 
 LEARNED = FGD(typical([(Kind(1, 300, 2000), 3.0), (Kind(2, WHOLE, 9000, ("T4",)), 1.0), (Kind(4, WHOLE, 4000), 2.0)]))
-STRATEGIES: list[Strategy] = [LEARNED, *(found for name in installed() if (found := find(name)))]
+STRATEGIES: list[Strategy] = [LEARNED, *(found for name in installed() if name != "fgd" and (found := find(name)))]
 
 needs = st.one_of(
     st.builds(Resources, gpus=st.integers(0, 4), cpu_milli=st.integers(0, 9) | st.just(40_000), pods=st.just(1)),
@@ -104,27 +104,29 @@ def test_it_finds_what_a_look_at_every_node_finds(
 
 states = st.dictionaries(
     st.sampled_from(["n0", "n1", "n2"]),
-    st.tuples(st.integers(-1, 4), st.sampled_from([0, 2000, 64_000]), models, st.booleans()),
+    st.tuples(
+        st.integers(-1, 4), st.sampled_from([0, 2000, 64_000]), models, st.booleans(), st.sampled_from([0, 1, 9])
+    ),
     min_size=1,
 )
 
 
 # Few, so that most are asked for again in a later round.
-few = st.sampled_from([Resources(1, 2000), Resources(3), Resources(1, gpu_milli=300)])
+few = st.sampled_from([Resources(1, 2000, pods=1), Resources(3, 0, GIB), Resources(1, gpu_milli=300)])
 
 
 @given(st.lists(st.tuples(states, st.lists(st.tuples(few, models, st.sampled_from(STRATEGIES)))), max_size=30))
 def test_what_it_knew_of_earlier_rounds_changes_no_answer(
-    rounds: list[tuple[dict[str, tuple[int, int, str, bool]], list[tuple[Resources, str, Strategy]]]],
+    rounds: list[tuple[dict[str, tuple[int, int, str, bool, int]], list[tuple[Resources, str, Strategy]]]],
 ) -> None:
     reused = Fleet(())
     for made, asked in rounds:
         nodes = [
             (
                 replace(node(name, 4, labels={GPU_MODEL_LABEL: model}), unschedulable=cordoned),
-                Room(left, cpu, 256 * GIB, 110),
+                Room(left, cpu, more * GIB, more),
             )
-            for name, (left, cpu, model, cordoned) in made.items()
+            for name, (left, cpu, model, cordoned, more) in made.items()
         ]
         reused.refresh(nodes)
         fresh = Fleet(nodes)
@@ -137,21 +139,74 @@ def test_what_it_knew_of_earlier_rounds_changes_no_answer(
                 reused.take(place, need)
 
 
+def ask_twice(fleet: Fleet, need: Resources, strategy: Strategy) -> None:
+    for _ in range(2):
+        assert fleet.find(request(need), Shape(need), strategy) is not None
+
+
 def test_what_nobody_asks_for_any_more_is_forgotten() -> None:
-    nodes = [(node("a", 2), Room(2, 64_000, 256 * GIB, 110))]
+    nodes, strategy = [(node("a", 2), Room(2, 64_000, 256 * GIB, 110))], FGD()
     fleet = Fleet(nodes)
     for number in range(200):
-        need = Resources(1, number)
-        assert fleet.find(request(need), Shape(need), FGD()) is not None
+        ask_twice(fleet, Resources(1, number), strategy)
         fleet.refresh(nodes)
-    assert fleet.remembered < 30
+    assert 10 < fleet.remembered < 30
+
+
+def test_what_is_asked_for_once_is_not_remembered_and_the_rest_is_bounded() -> None:
+    nodes = [(node(f"n{i}", 2), Room(2, 64_000, 256 * GIB, 110)) for i in range(10)]
+    fleet, strategy = Fleet(nodes, most=100), FGD()
+    for number in range(50):
+        need = Resources(1, number)
+        assert fleet.find(request(need), Shape(need), strategy) is not None
+    assert fleet.remembered == 0
+    for number in range(50):
+        ask_twice(fleet, Resources(1, number), strategy)
+    assert 50 < fleet.remembered <= 100
+
+
+def test_a_strategy_that_learned_anew_replaces_what_it_knew() -> None:
+    fleet = two_nodes()
+    for number in range(20):
+        ask_twice(fleet, Resources(1), FGD(typical([(Kind(number, WHOLE, 0), 1.0)])))
+    assert fleet.remembered <= 2
+
+
+def test_a_node_that_boasts_costs_no_more_than_others() -> None:
+    boasting = node("a", 2**62)
+    fleet = Fleet([(boasting, Room(2**62, 64_000, 256 * GIB, 110))])
+    place = fleet.find(request(Resources(8)), Shape(Resources(8)), FGD())
+    assert place is not None and len(fleet.devices("a")) <= 1024
+
+
+def test_a_write_that_changes_nothing_of_use_is_no_change() -> None:
+    views = [node(name, 2) for name in "ab"]
+    room = Room(2, 64_000, 256 * GIB, 110)
+    fleet, strategy, asked = Fleet((view, room) for view in views), Counting(), Resources(1)
+    ask_twice(fleet, asked, strategy)
+    before = strategy.ranked
+    fleet.refresh((replace(view, resource_version=9), room) for view in views)
+    assert fleet.find(request(asked), Shape(asked), strategy) is not None
+    assert strategy.ranked == before
+    fleet.refresh([*((view, room) for view in views), (node("c", 2), room)])
+    assert fleet.find(request(asked), Shape(asked), strategy) is not None
+    assert strategy.ranked == before + 1, "one that joins is asked about alone"
+
+
+class Counting(FGD):
+    ranked = 0
+
+    def rank(self, request: Request, candidate: Candidate) -> Rank:
+        self.ranked += 1
+        return super().rank(request, candidate)
 
 
 def test_long_after_a_shape_was_last_asked_for_it_is_found_anew() -> None:
     fleet, one, rare, strategy = two_nodes(), Resources(1), Resources(2), FGD()
     fleet.take(Place("b", (0,)), one)
-    first = fleet.find(request(rare), Shape(rare), strategy)
-    assert first is not None and first.node == "a"
+    for _ in range(2):  # what is asked for once is not remembered
+        first = fleet.find(request(rare), Shape(rare), strategy)
+        assert first is not None and first.node == "a"
     fleet.give_back(Place("b", (0,)), one)
     fleet.take(Place("a", (0,)), one)
     for _ in range(2000):  # far more changes than are kept: that of b is no longer among them

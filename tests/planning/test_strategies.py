@@ -17,7 +17,7 @@ from planning.strategies.cost_optimized import price
 from planning.strategies.fgd import FGD, score
 from planning.strategies.headroom import Headroom
 from planning.typical import Kind, typical
-from tests.planning.builders import GIB, node, placed, round_of, snapshot, workload
+from tests.planning.builders import GIB, NOW, node, placed, round_of, snapshot, workload
 
 ONE = Resources(1)
 
@@ -42,6 +42,9 @@ def test_least_loaded_takes_most_free_gpus_then_least_used_share_then_name() -> 
     assert choose("leastLoaded", [candidate("a", 2), candidate("b", 3)]) == "b"
     assert choose("leastLoaded", [candidate("a", 3, cpu=100), candidate("b", 3)]) == "b"
     assert choose("leastLoaded", [candidate("b", 3), candidate("a", 3)]) == "a"
+    used = candidate("a", 3)
+    used[1].memory -= 255 * GIB
+    assert choose("leastLoaded", [used, candidate("b", 3)]) == "b"
 
 
 def test_least_loaded_spreads_equal_nodes_in_turn() -> None:
@@ -108,6 +111,17 @@ def test_headroom_counts_how_often_the_typical_fits_where_fgd_asks_whether() -> 
 def test_scores_of_fgd_are_coarse_and_never_overflow() -> None:
     assert (score(0), score(1000), score(-1000), score(1e12), score(-1e12)) == (50, 73, 26, 99, 0)
     assert len({score(fall) for fall in range(-20, 20)}) == 2
+    assert score(-1e-12) == score(1e-12) == 50, "sums of shares are never quite exact"
+
+
+def test_a_round_knows_what_is_typical() -> None:
+    """A single empty node of eight stays whole for those that ask for all of one."""
+    before = NOW - 10_000
+    past = [workload(f"past-{i}", 8, created=before, status={"phase": "Succeeded"}) for i in range(9)]
+    wish = workload("w", 1, spec={"schedulingStrategy": "fgd"})
+    nodes = [node("a", 8), node("b", 9, allocatable=Resources(9, 64_000, 256 * GIB, 110))]
+    assert placed(round_of(snapshot(nodes, [wish, *past]))) == {"w": "b"}
+    assert placed(round_of(snapshot(nodes, [wish]))) == {"w": "a"}, "knowing nothing, it packs"
 
 
 @given(st.permutations(range(9)), st.integers(0, 2**63), st.sampled_from(installed()))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planning.demand import HALF_LIFE, learned, models
+from planning.demand import DAY, HALF_LIFE, PAUSE, learned, models
 from planning.filters import Constraints, Requirement
 from planning.jobs import shape_of
 from planning.model import GPU_MODEL_LABEL, WHOLE, Devices
@@ -74,15 +74,36 @@ def test_cpu_for_two_of_four_makes_half_of_the_gpus_usable() -> None:
 
 def test_newer_workloads_count_more_and_those_that_cannot_be_read_not_at_all() -> None:
     views = [
-        workload("new", 1, created=NOW),
-        workload("old-1", 2, created=NOW - 3 * HALF_LIFE),
-        workload("old-2", 2, created=NOW - 3 * HALF_LIFE),
-        workload("ahead", 4, created=NOW + 9 * HALF_LIFE),
-        workload("unreadable", 99),
+        workload("new", 1, created=NOW - PAUSE),
+        workload("old-1", 2, created=NOW - 3 * HALF_LIFE * DAY),
+        workload("old-2", 2, created=NOW - 3 * HALF_LIFE * DAY),
+        workload("just-now", 4, created=NOW),
+        workload("asleep", 5, spec={"suspend": True}, created=NOW - PAUSE),
+        workload("unreadable", 99, created=NOW - PAUSE),
+        workload(
+            "refused",
+            1,
+            spec={
+                "template": {
+                    "spec": {
+                        "containers": [{"name": "c", "image": "i", "resources": {"limits": {"nvidia.com/gpu": "7"}}}]
+                    }
+                }
+            },
+            created=NOW - PAUSE,
+        ),
     ]
     shares = {each.kind.gpus: each.share for each in learned(views, partial(shape_of, settings=SETTINGS), NOW)}
-    assert shares[1] == pytest.approx(shares[4]) and shares[1] == pytest.approx(4 * shares[2])
-    assert set(shares) == {1, 2, 4}
+    assert shares == {1: pytest.approx(0.8), 2: pytest.approx(0.2)}
+
+
+@given(st.lists(st.floats(0, 30 * DAY), max_size=20), st.floats(0, PAUSE - 1))
+def test_what_was_learned_stays_the_same_for_a_while(ages: list[float], later: float) -> None:
+    now = NOW // PAUSE * PAUSE
+    views = [workload(f"w{i}", 1 + i % 3, created=now - age) for i, age in enumerate(ages)]
+    shape = partial(shape_of, settings=SETTINGS)
+    newcomer = workload("newcomer", 8, created=now + later)
+    assert learned(views, shape, now) == learned([*views, newcomer], shape, now + later)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +112,8 @@ def test_newer_workloads_count_more_and_those_that_cannot_be_read_not_at_all() -
         (Constraints(), ()),
         (Constraints(selector=(("zone", "a"), (GPU_MODEL_LABEL, "T4"))), ("T4",)),
         (Constraints(affinity=((Requirement(GPU_MODEL_LABEL, "In", ("T4", "H200")),),)), ("H200", "T4")),
-        (Constraints(affinity=((Requirement(GPU_MODEL_LABEL, "In", ("T4",)),), ())), ()),
+        (Constraints(affinity=((Requirement(GPU_MODEL_LABEL, "In", ("T4",)),), ())), ("T4",)),
+        (Constraints(affinity=((Requirement(GPU_MODEL_LABEL, "In", ("T4",)),), (Requirement("a", "Exists", ()),))), ()),
         (Constraints(affinity=((Requirement(GPU_MODEL_LABEL, "NotIn", ("T4",)),),)), ()),
     ],
 )
