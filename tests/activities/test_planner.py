@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,10 +11,13 @@ from typing import Any, cast
 import pytest
 from temporalio.testing import ActivityEnvironment
 
+import activities.planner
 from activities.cache import StaleCacheError
 from activities.planner import Planner
 from activities.signatures import DecideRequest, DecideResult, Versions
-from planning.model import Ledger, Snapshot
+from planning import placement
+from planning.memory import Memory
+from planning.model import Decision, Ledger, Snapshot
 from tests.planning.builders import SETTINGS, node, promise, snapshot, workload
 
 
@@ -30,14 +35,19 @@ class Cache:
         return self._seen
 
 
-async def decide(server: int, *, ledger: Ledger | None = None, **asked: Versions) -> DecideResult:
-    """A round whose cache has seen version 5, of a server that is at `server`."""
+def planner_beside(server: int) -> Planner:
+    """One whose cache has seen version 5, of a server that is at `server`."""
 
     async def list_(*_: object, **__: object) -> tuple[list[dict[str, Any]], int]:
         return [], server
 
     cache = Cache(replace(snapshot([node("n", 8)], [workload("a")]), jobs_version=5))
-    planner = Planner(cast(Any, cache), cast(Any, SimpleNamespace(list=list_)))
+    return Planner(cast(Any, cache), cast(Any, SimpleNamespace(list=list_)))
+
+
+async def decide(server: int, *, ledger: Ledger | None = None, **asked: Versions) -> DecideResult:
+    """A round."""
+    planner = planner_beside(server)
     request = DecideRequest(ledger or Ledger(), asked.get("fresh", {}), asked.get("at_least", {}), 10, 7)
     result: DecideResult = await ActivityEnvironment().run(planner.decide, request)
     return result
@@ -63,3 +73,29 @@ async def test_a_promise_whose_job_the_backup_does_not_have_is_given_anew() -> N
     result = await decide(8, ledger=ledger, fresh={"jobs": 9})
     assert (result.decision.seen, [a.uid for a in result.decision.assignments]) == (["a"], ["a"])
     assert max(result.versions.values()) <= 5, "nothing that no cache will ever have binds later rounds"
+
+
+async def test_rounds_share_a_memory_unless_they_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[Memory] = []
+    together = threading.Barrier(1)
+
+    def watched(*arguments: Any, memory: Memory, **rest: Any) -> Decision:
+        used.append(memory)
+        together.wait(10)
+        return placement.decide(*arguments, memory=memory, **rest)
+
+    monkeypatch.setattr(activities.planner, "decide", watched)
+    planner, request = planner_beside(5), DecideRequest(Ledger(), {}, {}, 10, 7)
+
+    async def round_() -> None:
+        await ActivityEnvironment().run(planner.decide, request)
+
+    await round_()
+    await round_()
+    assert used[0] is used[1]
+    together = threading.Barrier(2)
+    await asyncio.gather(round_(), round_())
+    assert used[2] is not used[3], "a round that was given up may still go on beside its repetition"
+    together = threading.Barrier(1)
+    await round_()
+    assert used[4] in used[2:4]
