@@ -193,10 +193,6 @@ class Fleet:
         """How many entries the views hold, outdated ones among them."""
         return sum(len(view.heap) for view in self._views.values())
 
-    def devices(self, node: str) -> tuple[int, ...]:
-        """Free thousandths of each of the node's GPUs, by index."""
-        return tuple(self._nodes[self._index[node]].gpus)
-
     def _change(self, place: Place, requests: Resources, sign: int) -> None:
         index = self._index[place.node]
         node = self._nodes[index]

@@ -1,6 +1,6 @@
 """How a node is chosen among those that fit: the interface of a placement strategy and the register of them all.
 
-A new strategy is one new file and one line in `_INSTALLED`, or comes from another package (`berth.extensions`).
+A new strategy is one new file and one line in the register below, or comes from another package (`berth.extensions`).
 Strategies see only candidates that hold the request.
 """
 
@@ -46,8 +46,6 @@ _INSTALLED: dict[str, Strategy] = {
         CostOptimized(),
         MostAllocated(),
         BestFit(),
-        FGD(),
-        Headroom(),
     )
 }
 # Those that look ahead: one of each for a set of typical requests, so that what it found out about nodes goes on to
@@ -60,26 +58,24 @@ _informed: dict[str, Callable[[tuple[Typical, ...]], Strategy]] = {
 
 def installed() -> tuple[str, ...]:
     """The names of the installed strategies, sorted."""
-    return tuple(sorted(_INSTALLED))
+    return tuple(sorted({*_INSTALLED, *_informed}))
 
 
 def install(strategy: Strategy) -> None:
     """Adds a strategy from outside, for good. Raises StrategyError if it is none, or its name is taken."""
     checked = Checked(strategy)
-    if checked.name in _INSTALLED:
+    if checked.name in installed():
         raise StrategyError(f"the name {checked.name!r} is taken")
     _INSTALLED[checked.name] = checked
 
 
-def find(name: str) -> Strategy | None:
-    """The strategy of that name, knowing nothing yet; None: an unknown one is never replaced by another."""
-    return _INSTALLED.get(name)
-
-
 def informed(name: str, typical: Callable[[], tuple[Typical, ...]]) -> Strategy:
-    """The installed strategy of that name; one that looks ahead knows what is typically asked for."""
+    """The installed strategy of that name; one that looks ahead knows what is typically asked for.
+
+    KeyError: none has that name. An unknown one is never replaced by another.
+    """
     looks_ahead = _informed.get(name)
     return looks_ahead(typical()) if looks_ahead else _INSTALLED[name]
 
 
-__all__ = ["Candidate", "Rank", "Request", "Strategy", "StrategyError", "find", "informed", "install", "installed"]
+__all__ = ["Candidate", "Rank", "Request", "Strategy", "StrategyError", "informed", "install", "installed"]

@@ -125,8 +125,7 @@ def test_ranks_of_another_length_are_refused_and_the_fleet_still_answers(
 ) -> None:
     offered.append(point("Broken"))
     load_strategies()
-    found = strategies.find("broken")
-    assert found is not None
+    found = strategies.informed("broken", tuple)
     fleet, need = Fleet((node(name), Room(8, 64_000, 256 * GIB, 110)) for name in "ab"), Resources(1)
     monkeypatch.setattr(Broken, "answer", (1.5, True))
     asked = Request("u", "ns", "w", need)

@@ -12,7 +12,7 @@ from planning.capacity import Room
 from planning.filters import Shape
 from planning.fleet import Fleet
 from planning.model import GPU_MODEL_LABEL, NodeView, Resources
-from planning.strategies import Request, Strategy, find, installed
+from planning.strategies import Request, Strategy, informed, installed
 from planning.strategies.cost_optimized import price
 from planning.strategies.fgd import FGD, score
 from planning.strategies.headroom import Headroom
@@ -31,8 +31,7 @@ def candidate(
 def choose(
     strategy: str | Strategy, candidates: list[tuple[NodeView, Room]], seed: int = 1, need: Resources = ONE
 ) -> str:
-    found = find(strategy) if isinstance(strategy, str) else strategy
-    assert found is not None
+    found = informed(strategy, tuple) if isinstance(strategy, str) else strategy
     place = Fleet(candidates).find(Request("u", "ns", "w", need, seed), Shape(need), found)
     assert place is not None
     return place.node
