@@ -197,10 +197,10 @@ async def delete_all(kube: KubeClient, seconds: float) -> None:
         await delete(kube, item["metadata"]["name"])
     deadline = time.monotonic() + seconds
     while True:
-        left = [len((await insist(kube.list, kind, "default"))[0]) for kind in (GPUWORKLOADS, JOBS, PODS)]
-        if not any(left):
+        left = [raw for kind in (GPUWORKLOADS, JOBS, PODS) for raw in (await insist(kube.list, kind, "default"))[0]]
+        if not left:
             return
-        assert time.monotonic() < deadline, f"workloads, Jobs, pods left after deletion: {left}"
+        assert time.monotonic() < deadline, f"{len(left)} left after deletion, such as {left[0]}"
         await asyncio.sleep(0.5)
 
 
