@@ -71,7 +71,7 @@ def standing(snapshot: Snapshot, ledger: Ledger, belongings: Belongings) -> dict
 
 def room(snapshot: Snapshot, promised: Mapping[str, Assignment], mine: Belongings) -> dict[str, Room]:
     """What is left on each node, by name; of all promises only those that are `standing` count."""
-    left = {node.name: _whole(node) for node in snapshot.nodes}
+    left = {node.name: whole(node) for node in snapshot.nodes}
     for pod in snapshot.pods:
         if pod.node in left:
             left[pod.node].take(pod.requests)
@@ -111,6 +111,7 @@ def _most(view: WorkloadView, job: JobView) -> int:
     return view.spec.gpu_count
 
 
-def _whole(node: NodeView) -> Room:
-    whole = node.allocatable
-    return Room(whole.gpus, whole.cpu_milli, whole.memory, whole.pods)
+def whole(node: NodeView) -> Room:
+    """All that the node offers."""
+    offered = node.allocatable
+    return Room(offered.gpus, offered.cpu_milli, offered.memory, offered.pods)

@@ -15,7 +15,17 @@ from crds.settings import Settings
 from planning import strategies
 from planning.capacity import Belongings, Room, room
 from planning.demand import learned
-from planning.filters import Constraints, Shape, TolerationView, lacking, refusal, repelling_taint, show_taint
+from planning.filters import (
+    Constraints,
+    Shape,
+    TolerationView,
+    refusal,
+    repelling_taint,
+    shortage,
+    show_amount,
+    show_gpus,
+    show_taint,
+)
 from planning.fleet import Fleet
 from planning.jobs import refusal as spec_refusal
 from planning.jobs import shape_of
@@ -45,7 +55,8 @@ class NodeReport:
 class Explanation:
     """All that can be told of one workload now.
 
-    state: 'ended', 'invalid', 'suspended', 'placed' (it has a Job) or 'queued'; the rest is told of what is queued.
+    state: 'ended', 'invalid', 'suspended', 'placed' (it has a Job), 'outside' the queue for another reason, which the
+    message tells (it backs off, is examined, waits for its last Job's pods to go), or 'queued', and only then the rest.
     reasons: why not, and how many nodes; '' counts those that hold it. position: 1 is next.
     """
 
@@ -85,6 +96,13 @@ def explain(snapshot: Snapshot, settings: Settings, namespace: str, name: str) -
         return replace(told, state="placed", job=newest.name, node=newest.node)
     if view.spec.suspend:
         return replace(told, state="suspended")
+    name, source = strategy_name(view.spec, view.namespace, snapshot.defaults)
+    if name not in strategies.installed():
+        return replace(
+            told, state="outside", message=told.message or f"{source}: strategy {name!r} is not installed here"
+        )
+    if not _in_queue(view, settings, mine):
+        return replace(told, state="outside")
     return _queued(told, view, snapshot, settings, mine)
 
 
@@ -109,7 +127,7 @@ def _queued(
         for node in snapshot.nodes
     ]
     reports.sort(key=lambda each: (each.why != "", each.rank is None, each.rank or (), -each.free.gpus, each.name))
-    queue = sorted((w for w in snapshot.workloads if _waits(w, settings, mine)), key=turn_in_queue)
+    queue = sorted((w for w in snapshot.workloads if _in_queue(w, settings, mine)), key=turn_in_queue)
     place = next((i for i, w in enumerate(queue) if w.uid == view.uid), len(queue))
     fits = any(not each for each in why.values())
     return replace(
@@ -129,23 +147,13 @@ def _queued(
 
 def keeps_off(shape: Shape, node: NodeView, left: Room) -> str:
     """What keeps such a request off the node now; '' if nothing does."""
-    why = refusal(shape.constraints, node)
-    if why:
-        return why
-    if max(node.allocatable.gpus, node.gpus_expected) < shape.requests.gpus:
-        return "too few GPUs" if node.allocatable.gpus else "no GPUs"
-    if node.allocatable.gpus < shape.requests.gpus:
-        return node.gpu_gap or "without its GPUs"
-    short = lacking(shape.requests, left)
-    return f"short of free {short}" if short else ""
+    return refusal(shape.constraints, node) or shortage(shape.requests, node, left)
 
 
 def _ranks(
     view: WorkloadView, shape: Shape, name: str, snapshot: Snapshot, settings: Settings, left: dict[str, Room]
 ) -> dict[str, Rank]:
-    """How the strategy likes the best nodes; none if it is not installed here, or fails."""
-    if name not in strategies.installed():
-        return {}
+    """How the strategy likes the best nodes; none if it fails."""
     known = partial(learned, snapshot.workloads, partial(shape_of, settings=settings), snapshot.now)
     fleet = Fleet((node, left[node.name]) for node in snapshot.nodes)
     request = Request(view.uid, view.namespace, view.name, shape.requests)
@@ -155,11 +163,13 @@ def _ranks(
         return {}
 
 
-def _waits(view: WorkloadView, settings: Settings, mine: Belongings) -> bool:
-    """Whether it wants a place: it has not ended, its spec is good, and no Job of it goes on."""
-    if view.finished or view.deleting or view.spec is None or view.spec.suspend or spec_refusal(view.spec, settings):
+def _in_queue(view: WorkloadView, settings: Settings, mine: Belongings) -> bool:
+    """Whether it wants a place now. That the ledger holds it back (it backs off, is examined) its status tells."""
+    if view.finished or view.deleting or view.phase == "Pending":
         return False
-    return all(job.finished or job.deleting for job in mine.jobs.get((view.namespace, view.uid), ()))
+    if view.spec is None or view.spec.suspend or spec_refusal(view.spec, settings):
+        return False
+    return not mine.jobs.get((view.namespace, view.uid)) and not mine.pods.get((view.namespace, view.uid))
 
 
 def _helps(shape: Shape, nodes: Sequence[NodeView], left: dict[str, Room]) -> Iterator[str]:
@@ -172,14 +182,14 @@ def _helps(shape: Shape, nodes: Sequence[NodeView], left: dict[str, Room]) -> It
     for gpus in range(need.gpus - 1, 0, -1):
         found = holders(replace(shape, requests=replace(need, gpus=gpus)))
         if found:
-            yield f"asking for {gpus} GPU{'s' * (gpus > 1)} instead of {need.gpus}: fits {_some(found)} now"
+            yield f"asking for {show_gpus(gpus)} instead of {need.gpus}: fits {_some(found)} now"
             break
     for what, lesser in (("CPU", replace(need, cpu_milli=0)), ("memory", replace(need, memory=0))):
         found = holders(replace(shape, requests=lesser))
         if found:
             most = max(found, key=lambda name: (left[name].cpu_milli if what == "CPU" else left[name].memory, name))
-            free = f"{left[most].cpu_milli / 1000:g}" if what == "CPU" else f"{left[most].memory / 2**30:.1f} GiB"
-            yield f"asking for at most {free} {what}: fits {most} now"
+            free = show_amount(what, left[most].as_resources())
+            yield f"asking for at most {free}{' of memory' * (what == 'memory')}: fits {most} now"
     taints = {taint for node in nodes if (taint := repelling_taint(asked, node)) is not None}
     for taint in sorted(taints, key=show_taint):
         allowed = (*asked.tolerations, TolerationView(taint.key, "Equal", taint.value, taint.effect))

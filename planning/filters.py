@@ -151,6 +151,16 @@ def lacking(need: Resources, free: Resources | Room) -> str:
     return ""
 
 
+def shortage(need: Resources, node: NodeView, left: Room) -> str:
+    """What the node lacks now, of which `left` is free: '' if nothing."""
+    if node.allocatable.gpus < need.gpus:
+        if node.gpus_expected >= need.gpus:
+            return node.gpu_gap or "without its GPUs"
+        return "too few GPUs" if node.allocatable.gpus else "no GPUs"
+    short = lacking(need, left)
+    return f"short of free {short}" if short else ""
+
+
 def able_when_empty(shape: Shape, node: NodeView) -> bool:
     """Whether the node could hold the request if nothing else ran there.
 
@@ -170,7 +180,7 @@ def explain_never(shape: Shape, nodes: Sequence[NodeView]) -> str:
     """Why no node could hold the request even empty, for a person."""
     need = shape.requests
     if not nodes:
-        return f"there is no node in the cluster; it needs {_gpus(need.gpus)}"
+        return f"there is no node in the cluster; it needs {show_gpus(need.gpus)}"
     suited = [node for node in nodes if not affine(shape.constraints, node)]
     if not suited:
         causes = Counter(affine(shape.constraints, node) for node in nodes)
@@ -183,14 +193,14 @@ def explain_never(shape: Shape, nodes: Sequence[NodeView]) -> str:
     largest = max(max(node.allocatable.gpus, node.gpus_expected) for node in open_to)
     if largest < need.gpus:
         gaps = Counter(node.gpu_gap for node in open_to if node.gpu_gap)
-        text = f"no node has {_gpus(need.gpus)}; the largest{left_out} has {largest}"
+        text = f"no node has {show_gpus(need.gpus)}; the largest{left_out} has {largest}"
         return text + (f" ({_top(gaps)})" if gaps else "")
     enough = [node for node in open_to if max(node.allocatable.gpus, node.gpus_expected) >= need.gpus]
     causes = Counter(lacking(_without_gpus(need), node.allocatable) for node in enough)
     most = causes.most_common(1)[0][0]
     return (
-        f"{len(enough)} of {_nodes(len(nodes))} have {_gpus(need.gpus)}, but none has enough {most} even when empty: "
-        f"it needs {_amount(most, need)}, the largest{left_out} has {_amount(most, _largest(enough, most))}"
+        f"{len(enough)} of {_nodes(len(nodes))} have {show_gpus(need.gpus)}, but none has enough {most} even when empty"
+        f": it needs {show_amount(most, need)}, the largest{left_out} has {show_amount(most, _largest(enough, most))}"
     )
 
 
@@ -200,23 +210,17 @@ def explain_now(shape: Shape, nodes: Sequence[NodeView], left: Mapping[str, Room
     `left` is what is left by node name; `refusals` are the nodes' in their order.
     """
     need = shape.requests
-    large, short = 0, 0
+    large = 0
     causes: Counter[str] = Counter()
     for node, why in zip(nodes, refusals, strict=True):
-        if node.allocatable.gpus < need.gpus and node.gpus_expected < need.gpus:
+        if max(node.allocatable.gpus, node.gpus_expected) < need.gpus:
             continue
         large += 1
-        if not why and node.allocatable.gpus < need.gpus:
-            why = node.gpu_gap or "without its GPUs"
-        if not why and left[node.name].gpus < need.gpus:
-            short += 1
-        else:
-            causes[why or f"short of free {lacking(need, left[node.name]) or 'room'}"] += 1
-    text = f"needs {_gpus(need.gpus)} on one node; {large} of {_nodes(len(nodes))} {_have(large)} {need.gpus}"
+        causes[why or shortage(need, node, left[node.name])] += 1
+    short = causes["short of free GPUs"]
+    text = f"needs {show_gpus(need.gpus)} on one node; {large} of {_nodes(len(nodes))} {_have(large)} {need.gpus}"
     if short == large:
         return f"{text}, none has {need.gpus} free now"
-    if short:
-        causes["short of free GPUs"] = short
     return f"{text}, none can take it now: {_top(causes)}"
 
 
@@ -252,7 +256,8 @@ def _largest(nodes: Iterable[NodeView], what: str) -> Resources:
     return max((node.allocatable for node in nodes), key=lambda whole: int(getattr(whole, key)))
 
 
-def _amount(what: str, resources: Resources) -> str:
+def show_amount(what: str, resources: Resources) -> str:
+    """How much of 'CPU', 'memory' or 'pods' that is, with its unit."""
     if what == "CPU":
         return f"{resources.cpu_milli / 1000:g} CPU"
     if what == "memory":
@@ -260,7 +265,7 @@ def _amount(what: str, resources: Resources) -> str:
     return f"{resources.pods} pod(s)"
 
 
-def _gpus(count: int) -> str:
+def show_gpus(count: int) -> str:
     return f"{count} GPU" if count == 1 else f"{count} GPUs"
 
 

@@ -1,7 +1,7 @@
 """Finds the best node for a request among very many, by looking only at what changed since the last such request.
 
-For the placement round and the simulation. For every shape of request and strategy that was asked for it keeps a heap
-of the nodes that hold it; a placement changes one node, and each heap learns of it when it is asked again. So a
+For the placement round and the simulation. For a shape of request and a strategy that are asked for again it keeps a
+heap of the nodes that hold it; a placement changes one node, and each heap learns of it when it is asked again. So a
 decision costs what happened since, not the number of nodes.
 """
 

@@ -183,7 +183,7 @@ def decide(
         else:
             more = True
 
-    queue.sort(key=_order)
+    queue.sort(key=lambda wish: turn_in_queue(wish.view))
     for index, wish in enumerate(queue):
         if len(decision.assignments) >= limit:
             more, queued = True, queued + len(queue) - index
@@ -276,10 +276,6 @@ def _examine(
         if ledger.accepted.get(view.uid) != view.generation:
             return _wait(view, status.EXAMINING, "the template is being checked by a dry run")
     return _Queued(view, turn, memory.shape(spec, settings), name, spec.retry_policy.max_retries)
-
-
-def _order(wish: _Queued) -> tuple[int, float, str, str]:
-    return turn_in_queue(wish.view)
 
 
 def turn_in_queue(view: WorkloadView) -> tuple[int, float, str, str]:

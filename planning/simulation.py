@@ -6,12 +6,12 @@ For `berth simulate` and the benchmarks. The same index and the same strategies 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from planning.capacity import Room
+from planning.capacity import whole
 from planning.filters import Shape
 from planning.fleet import Fleet, Place
-from planning.model import GPU_MODEL_LABEL, NodeView
+from planning.model import GPU_MODEL_LABEL, WHOLE, NodeView
 from planning.strategies import Request, Strategy
 from planning.typical import Fragments, Kind, Typical, typical
 
@@ -41,7 +41,7 @@ class Filled:
     fragments: float
     unplaced: int
     decisions: int
-    curve: list[float] = field(default_factory=list)
+    curve: list[float]
 
 
 def typical_of(arrivals: Iterable[Arrival]) -> tuple[Typical, ...]:
@@ -51,7 +51,7 @@ def typical_of(arrivals: Iterable[Arrival]) -> tuple[Typical, ...]:
 
 def fill(nodes: Sequence[NodeView], queue: Iterable[Arrival], strategy: Strategy, seed: int) -> Filled:
     """Places arrivals until they have asked for all GPUs there are, or none is left. Who finds no place is given up."""
-    fleet, gpu_milli = _empty(nodes), capacity(nodes)
+    fleet, gpu_milli = empty(nodes), capacity(nodes)
     asked = allocated = unplaced = decisions = 0
     curve: list[float] = []
     seen: list[Arrival] = []
@@ -76,15 +76,12 @@ def fill(nodes: Sequence[NodeView], queue: Iterable[Arrival], strategy: Strategy
 
 def capacity(nodes: Iterable[NodeView]) -> int:
     """Thousandths of GPUs on all nodes."""
-    return sum(node.allocatable.gpus for node in nodes) * 1000
+    return sum(node.allocatable.gpus for node in nodes) * WHOLE
 
 
-def _empty(nodes: Iterable[NodeView]) -> Fleet:
-    return Fleet(
-        (node, Room(whole.gpus, whole.cpu_milli, whole.memory, whole.pods))
-        for node in nodes
-        for whole in (node.allocatable,)
-    )
+def empty(nodes: Iterable[NodeView]) -> Fleet:
+    """The nodes, with nothing on them."""
+    return Fleet((node, whole(node)) for node in nodes)
 
 
 def _find(fleet: Fleet, arrival: Arrival, number: int, strategy: Strategy, seed: int) -> Place | None:

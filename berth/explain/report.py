@@ -10,6 +10,7 @@ from rich.table import Table
 
 from berth.explain.collect import happened
 from planning.explanation import Explanation
+from planning.filters import show_amount, show_gpus
 from planning.model import Resources
 
 _NODES = 12
@@ -73,7 +74,7 @@ def _nodes(told: Explanation, console: Console) -> None:
             escape(node.model),
             f"{node.free.gpus} of {node.gpus}",
             f"{node.free.cpu_milli / 1000:g}",
-            f"{node.free.memory / 2**30:.1f} GiB",
+            show_amount("memory", node.free),
             escape(node.why) if node.why else f"[green]{rank}[/]",
         )
     console.print(table)
@@ -87,9 +88,5 @@ def _table(console: Console, title: str) -> Table:
 
 
 def _amounts(need: Resources) -> str:
-    parts = [f"{need.gpus} GPU" + "s" * (need.gpus != 1)]
-    if need.cpu_milli:
-        parts.append(f"{need.cpu_milli / 1000:g} CPU")
-    if need.memory:
-        parts.append(f"{need.memory / 2**30:.1f} GiB")
-    return ", ".join(parts)
+    others = [show_amount(what, need) for what, asked in (("CPU", need.cpu_milli), ("memory", need.memory)) if asked]
+    return ", ".join([show_gpus(need.gpus), *others])

@@ -23,13 +23,8 @@ from berth.extensions import load_strategies
 from berth.simulate.report import show
 from berth.simulate.trace import read_nodes, read_pods
 from planning import strategies
-from planning.model import NodeView
-from planning.simulation import (
-    Arrival,
-    capacity,
-    fill,
-    typical_of,
-)
+from planning.model import WHOLE, NodeView
+from planning.simulation import Arrival, capacity, fill, typical_of
 from planning.strategies import StrategyError
 from stack.errors import StackError
 
@@ -161,7 +156,7 @@ def _report(trace: _Trace, options: SimulateOptions, results: list[Run], seconds
         by_strategy[name] = told
     return {
         "simulated": True,
-        "nodes": {"file": options.nodes.name, "count": len(trace.nodes), "gpus": capacity(trace.nodes) // 1000},
+        "nodes": {"file": options.nodes.name, "count": len(trace.nodes), "gpus": capacity(trace.nodes) // WHOLE},
         "pods": {"file": options.pods.name, "count": len(trace.pods)},
         "seeds": list(options.seeds),
         "arrivals": options.arrivals,

@@ -40,7 +40,7 @@ class Checked:
     def rank(self, request: Request, candidate: Candidate) -> Rank:
         try:
             rank: object = self._strategy.rank(request, candidate)
-        except Exception as error:
+        except Exception as error:  # of others' code, which may raise anything
             text = f"{type(error).__name__}: {error}"[:_SHOWN]
             raise StrategyError(f"strategy {self.name!r} failed at node {candidate.node.name}: {text}") from error
         if not isinstance(rank, tuple) or not rank or len(rank) != (self._length or len(rank)) or not _ordered(rank):

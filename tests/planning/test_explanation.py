@@ -42,7 +42,16 @@ def test_a_job_that_goes_on_is_named_with_its_node() -> None:
     ended = job("w", "b", 0, finished="Failed")
     found = told(snapshot([node("n")], [workload("w")], jobs=[ended, job("w", "n", 1)]))
     assert (found.state, found.job, found.node) == ("placed", job("w", "n", 1).name, "n")
-    assert told(snapshot([node("n")], [workload("w")], jobs=[ended])).state == "queued"
+    assert told(snapshot([node("n")], [workload("w")], jobs=[ended])).state == "outside", "until that Job is gone"
+    assert told(snapshot([node("n")], [workload("w")])).state == "queued"
+
+
+def test_who_backs_off_or_names_a_strategy_that_nobody_has_is_not_promised_a_place() -> None:
+    backing_off = workload("w", status={"phase": "Pending", "message": "retry 1 of 3 in 30 s"})
+    found = told(snapshot([node("n")], [backing_off]))
+    assert (found.state, found.message, found.queued) == ("outside", "retry 1 of 3 in 30 s", 0)
+    unknown = told(snapshot([node("n")], [workload("w", spec={"schedulingStrategy": "nope"})]))
+    assert unknown.state == "outside" and "'nope' is not installed" in unknown.message
 
 
 def test_every_node_is_counted_by_what_keeps_it_out() -> None:
@@ -105,8 +114,6 @@ def test_nodes_that_hold_it_come_first_in_the_strategys_order() -> None:
         ("a", (2000,)), ("b", (4000,)), ("c", (8000,)), ("d", None),
     ]  # fmt: skip
     assert found.helps == () and dict(found.reasons)[""] == 3
-    unknown = told(snapshot(nodes, [workload("w", 2, spec={"schedulingStrategy": "nope"})]))
-    assert {each.rank for each in unknown.nodes} == {None}
 
 
 clusters = st.lists(
