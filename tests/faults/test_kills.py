@@ -200,6 +200,8 @@ async def delete_all(kube: KubeClient, seconds: float) -> None:
         left = [raw for kind in (GPUWORKLOADS, JOBS, PODS) for raw in (await insist(kube.list, kind, "default"))[0]]
         if not left:
             return
+        for raw in left:
+            raw["metadata"].pop("managedFields", None)
         assert time.monotonic() < deadline, f"{len(left)} left after deletion, such as {left[0]}"
         await asyncio.sleep(0.5)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import socket
 import ssl
@@ -181,6 +182,32 @@ def test_a_deleted_job_leaves_no_pod(nodes: Stack) -> None:
     nodes.kubectl("wait", "--for=condition=Ready", "pod", *selector, "--timeout=20s")
     nodes.kubectl("delete", "job", "endless", "-n", "stack-test")
     nodes.kubectl("wait", "--for=delete", "pod", *selector, "--timeout=20s")
+
+
+def test_a_pod_whose_removal_the_api_server_left_half_done_is_removed(nodes: Stack) -> None:
+    """It writes the mark first and removes then; killed in between, it leaves what is put into etcd here."""
+    apply(nodes, job("half-gone", SIMULATED_RUN="100ms"))
+    nodes.kubectl("wait", "--for=condition=Complete", "job/half-gone", "-n", "stack-test", "--timeout=20s")
+    selector = ("-n", "stack-test", "-l", "job-name=half-gone")
+    pod = json.loads(nodes.kubectl("get", "pod", *selector, "-o", "json"))["items"][0]
+    assert not pod["metadata"].get("finalizers")
+    del pod["metadata"]["resourceVersion"]
+    pod["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 0}
+    put_into_etcd(nodes, f"/registry/pods/stack-test/{pod['metadata']['name']}", pod)
+    nodes.kubectl("wait", "--for=delete", "pod", *selector, "--timeout=20s")
+    nodes.kubectl("delete", "job", "half-gone", "-n", "stack-test")
+
+
+def put_into_etcd(stack: Stack, key: str, value: dict[str, Any]) -> None:
+    endpoints = stack.endpoints
+    context = ssl.create_default_context(cafile=str(endpoints.etcd_ca))
+    context.load_cert_chain(str(endpoints.etcd_cert), str(endpoints.etcd_key))
+    key, stored = (base64.b64encode(each.encode()).decode() for each in (key, json.dumps(value)))
+    body = json.dumps({"key": key, "value": stored}).encode()
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{endpoints.etcd_endpoint}/v3/kv/put", body, headers)
+    with urllib.request.urlopen(request, context=context):
+        pass
 
 
 def test_temporal_has_its_ui_search_attributes_and_a_month_of_memory(stack: Stack) -> None:

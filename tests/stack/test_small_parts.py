@@ -41,6 +41,7 @@ def test_kwoks_configuration_is_one_file_of_options_and_stages() -> None:
         "pod-finish",
         "pod-terminate",
         "pod-delete",
+        "pod-delete-again",
     }
 
 
