@@ -22,9 +22,9 @@ from crds.gpuworkload import GPUWorkloadSpec
 from crds.settings import SETTINGS_KEY, SETTINGS_NAME, SETTINGS_NAMESPACE, Settings
 from kube.client import KubeClient
 from kube.reflector import Change, Reflector
-from kube.resources import CONFIGMAPS, GPUWORKLOADS, JOBS, NAMESPACES, NODES, PODS
+from kube.resources import CONFIGMAPS, GPUQUOTAS, GPUWORKLOADS, JOBS, NAMESPACES, NODES, PODS
 from planning import views
-from planning.model import Defaults, JobView, NodeView, PodView, Snapshot, WorkloadView
+from planning.model import Defaults, JobView, NodeView, PodView, QuotaView, Snapshot, WorkloadView
 from planning.naming import JOB_SELECTOR, STRATEGY_ANNOTATION
 
 log = logging.getLogger(__name__)
@@ -120,6 +120,7 @@ class ClusterCache:
         self.workloads: Reflector[WorkloadView] = Reflector(
             client, GPUWORKLOADS, project=lambda raw: views.workload_view(raw, specs.parse)
         )
+        self.quotas: Reflector[QuotaView] = Reflector(client, GPUQUOTAS, project=views.quota_view)
         self.namespaces: Reflector[tuple[str, str]] = Reflector(client, NAMESPACES, project=_namespace_strategy)
         self.settings_map: Reflector[dict[str, Any]] = Reflector(
             client,
@@ -142,6 +143,7 @@ class ClusterCache:
             "pods": self.pods,
             "jobs": self.jobs,
             "gpuworkloads": self.workloads,
+            "gpuquotas": self.quotas,
             "namespaces": self.namespaces,
             "configmaps": self.settings_map,
         }
@@ -192,6 +194,7 @@ class ClusterCache:
             defaults=self.defaults,
             jobs_version=self.jobs.resource_version,
             workloads_version=self.workloads.resource_version,
+            quotas=tuple(self.quotas.items.values()),
         )
 
     def _aged(self, uid: str, job: JobView, now: float) -> JobView:

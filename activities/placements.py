@@ -25,7 +25,8 @@ from temporalio.service import RPCError
 from activities.cache import ClusterCache
 from activities.messages import WorkloadState, workload_attributes, workload_id
 from activities.signatures import CARRY_OUT, STATUS_LIMIT, TASK_QUEUE, CarriedOut, CarryOut, Versions, WorkloadRef
-from activities.writes import add_finalizer, delete_job, mark_withdrawn, reference, write_status
+from activities.taking_back import TakingBack
+from activities.writes import add_finalizer, delete_job, reference, write_quota_status, write_status
 from kube.client import KubeClient
 from kube.errors import (
     AccessDenied,
@@ -41,10 +42,11 @@ from kube.errors import (
 from kube.events import EventRecorder
 from kube.resources import GPUWORKLOADS, JOBS
 from planning import jobs, status
-from planning.lifecycle import JOB_REFUSED, WITHDRAWN, Step
-from planning.model import Assignment, JobView, Verdict, Waiting, Withdrawal, WorkloadView
+from planning.lifecycle import JOB_REFUSED
+from planning.model import Assignment, JobView, Preemption, Verdict, Waiting, Withdrawal, WorkloadView
 from planning.placement import strategy_name
 from planning.projection import Lag, lagging
+from planning.quota_status import QuotaLag, lagging_quotas
 from planning.views import job_view, workload_view
 
 log = logging.getLogger(__name__)
@@ -56,6 +58,7 @@ _scheduled = _meter.create_counter("warp_gpuworkload_scheduled", description="Jo
 _wait = _meter.create_histogram(
     "warp_gpuworkload_time_to_placement", unit="s", description="From a workload's creation to its first Job"
 )
+_preempted = _meter.create_counter("berth_preemptions", description="Jobs suspended because others get their place")
 _tracer = get_tracer("berth.worker")
 _traces = TraceContextTextMapPropagator()
 
@@ -68,6 +71,10 @@ TRANSIENT = (Unavailable, Unauthorized, AccessDenied, Conflict)
 ATTEMPTS = 5
 # How long new Jobs may take to show up in the cache before their statuses are left to the next round.
 VISIBLE_WAIT = 1.0
+
+
+# Reasons to wait that are nobody's mistake.
+_NORMAL = ("WaitingForCapacity", "WaitingForQuota", "WaitingForPods", "Preempting", status.SUSPENDED)
 
 
 async def _heartbeat() -> None:
@@ -100,6 +107,7 @@ class Placements:
         self._kube = kube
         self._temporal = temporal
         self._events = events
+        self._taking_back = TakingBack(cache, kube, events)
 
     @activity.defn(name=CARRY_OUT)
     async def carry_out(self, request: CarryOut) -> CarriedOut:
@@ -111,7 +119,8 @@ class Placements:
         await self._cache.wait_synced()
         alive = asyncio.create_task(_heartbeat())
         try:
-            # Withdrawals first: what they free, later rounds give away.
+            # First what is taken back: what that frees, later rounds give away.
+            await self._each(decision.preemptions, self._preempt)
             await self._each(decision.withdrawals, lambda w: self._withdraw(w, withdrawn))
             done.stale += [w.uid for w in decision.withdrawals if w.uid not in withdrawn]
             await self._each(decision.assignments, lambda a: self._assign(a, request.traces.get(a.uid), done))
@@ -119,6 +128,8 @@ class Placements:
             await self._each(decision.examine, lambda entry: self._examine(entry, done))
             await self._each(decision.waiting, self._tell_waiting)
             await self._show(decision.assignments, done)
+            if self._cache.quotas.items:
+                await self._each(lagging_quotas(self._cache.snapshot(), request.lately), self._show_quota)
         finally:
             alive.cancel()
         return done
@@ -285,44 +296,17 @@ class Placements:
         return raw is not None
 
     async def _withdraw(self, withdrawal: Withdrawal, withdrawn: set[str]) -> None:
-        """Takes the Job back and tells why, which the workload's own workflow leaves to the ledger."""
-        if not await self._take_back(withdrawal):
-            return
-        withdrawn.add(withdrawal.uid)
-        view = self._cache.workloads.items.get(withdrawal.uid)
-        if view is None or view.deleting:
-            return
-        step = Step(
-            "again", withdrawal.next_turn, phase="Scheduling", reason=WITHDRAWN, message=withdrawal.message,
-            job_name=withdrawal.job_name,
-        )  # fmt: skip
-        patch = status.project(view, step, time.time())
-        if patch is None or status.same(view, patch):
-            return
-        self._events.record(
-            regarding=reference(view), type="Warning", reason=WITHDRAWN, action="Place", note=withdrawal.message
-        )
-        await self._write(view, patch)
+        if await self._taking_back.withdraw(withdrawal):
+            withdrawn.add(withdrawal.uid)
 
-    async def _take_back(self, withdrawal: Withdrawal) -> bool:
-        """Marks the Job as withdrawn and deletes it, if it is still as it was decided upon; True also if an earlier try
-        did. It may have found its place meanwhile, or even have ended: then it is left, and decided upon again.
-        """
-        job = withdrawal.namespace, withdrawal.job_name, withdrawal.job_uid
-        version = withdrawal.job_version or None  # 0: decided by an older build
-        marked = await mark_withdrawn(self._kube, *job, withdrawal.message, version=version)
-        if marked is not None and await delete_job(self._kube, *job, finished=False, version=marked):
-            return True
-        try:
-            found = job_view(await self._kube.get(JOBS, withdrawal.job_name, withdrawal.namespace))
-        except NotFound:
-            found = None
-        if found is None or found.uid != withdrawal.job_uid:
-            # By an earlier try, whose result was lost. In the first one it was somebody else who took it away.
-            return marked is not None or activity.info().attempt > 1
-        if found.withdrawn and not found.deleting:
-            await mark_withdrawn(self._kube, *job, None)
-        return found.withdrawn and found.deleting
+    async def _preempt(self, preemption: Preemption) -> None:
+        if await self._taking_back.preempt(preemption):
+            _preempted.add(1)
+
+    async def _show_quota(self, lag: QuotaLag) -> None:
+        raw = await write_quota_status(self._kube, lag.view, lag.status)
+        if raw is not None:
+            self._cache.quotas.observe(raw)
 
     async def _tell(self, verdict: Verdict, done: CarriedOut) -> None:
         """Hands the workload to its own workflow, which counts the verdict and waits out the back-off. If Temporal
@@ -390,7 +374,7 @@ class Placements:
         if patch is None or status.same(view, patch):
             return
         if await self._write(view, patch):
-            normal = entry.reason in ("WaitingForCapacity", "WaitingForPods", status.SUSPENDED)
+            normal = entry.reason in _NORMAL
             self._events.record(
                 regarding=reference(view),
                 type="Normal" if normal else "Warning",

@@ -16,6 +16,7 @@ from planning.memory import Memory
 from planning.model import Decision, Ledger, Snapshot
 from planning.placement import decide
 from planning.projection import lagging
+from planning.quota_status import lagging_quotas
 
 _meter = metrics.get_meter("berth.worker")
 _queued = _meter.create_gauge("berth_queue_depth", description="GPUWorkloads waiting for a place after the last round")
@@ -61,8 +62,9 @@ class Planner:
         _queued.set(decision.queued)
         _in_flight.set(len(ledger.in_flight) + len(decision.assignments) - len(decision.seen))
         lags = await asyncio.to_thread(lagging, snapshot.now, snapshot.workloads, jobs, snapshot.pods, snapshot.nodes)
+        quotas = await asyncio.to_thread(lagging_quotas, snapshot, ledger.lately)
         versions = _binding(decision, snapshot, ledger)
-        return DecideResult(decision, versions, bool(behind), restored is not None, len(lags))
+        return DecideResult(decision, versions, bool(behind), restored is not None, len(lags), len(quotas))
 
 
 def _after_restore(ledger: Ledger, version: int) -> Ledger:

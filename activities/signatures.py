@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from planning.model import Decision, Ledger, Turn, Verdict
+from planning.model import Decision, Lately, Ledger, Turn, Verdict
 
 TASK_QUEUE = "control-plane"
 
@@ -50,7 +50,7 @@ class DecideResult:
     `behind`: the cache had not caught up with `fresh` in time, so the round may have missed the news.
     `restored`: the API server itself is older than `at_least` or `fresh`: its data was restored, and what was seen of
     it before means nothing.
-    `lagging`: how many statuses do not tell yet that their Job was made, or runs.
+    `lagging`: how many statuses do not tell yet that their Job was made, or runs. `quotas`: those of GPUQuotas.
     """
 
     decision: Decision
@@ -58,23 +58,26 @@ class DecideResult:
     behind: bool = False
     restored: bool = False
     lagging: int = 0
+    quotas: int = 0
 
 
 @dataclass(frozen=True)
 class CarryOut:
     """A decision to carry out; the statuses that lag behind their Jobs are brought up to date with it.
 
-    `traces`: where a workload's trace began, as W3C traceparents by UID, where known.
+    `traces`: where a workload's trace began, as W3C traceparents by UID, where known. `lately`: the ledger's.
     """
 
     decision: Decision
     traces: dict[str, str] = field(default_factory=dict)
+    lately: dict[str, Lately] = field(default_factory=dict)
 
 
 @dataclass
 class CarriedOut:
     """What became of a decision, noted as it is carried out; in the end every assignment is in one of `made`, `stale`
-    and `refused`, and every withdrawal that took no Job back in `stale`.
+    and `refused`, and every withdrawal that took no Job back in `stale`. Of preemptions nothing is noted: the
+    next round sees them.
     """
 
     made: dict[str, int] = field(default_factory=dict)  # the Job's resourceVersion, by workload UID

@@ -10,9 +10,9 @@ from typing import Any
 from crds.gpuworkload import API_VERSION, KIND
 from kube.client import KubeClient, Propagation
 from kube.errors import Conflict, Invalid, NotFound
-from kube.resources import GPUWORKLOADS, JOBS, ObjectRef
-from planning.model import WorkloadView
-from planning.naming import FINALIZER, WITHDRAWN_ANNOTATION
+from kube.resources import GPUQUOTAS, GPUWORKLOADS, JOBS, ObjectRef
+from planning.model import QuotaView, WorkloadView
+from planning.naming import FINALIZER, PREEMPTED_ANNOTATION, WITHDRAWN_ANNOTATION
 
 
 def reference(view: WorkloadView) -> ObjectRef:
@@ -98,6 +98,25 @@ async def mark_withdrawn(
     except (NotFound, Conflict):
         return None
     return int(raw["metadata"]["resourceVersion"])
+
+
+async def suspend_job(kube: KubeClient, namespace: str, name: str, uid: str, message: str, *, version: int) -> bool:
+    """Suspends a Job, and writes on it why. False: it is gone, or no longer what it was at `version`."""
+    metadata = {"uid": uid, "resourceVersion": str(version), "annotations": {PREEMPTED_ANNOTATION: message}}
+    try:
+        await kube.merge_patch(JOBS, name, namespace, {"metadata": metadata, "spec": {"suspend": True}})
+    except (NotFound, Conflict):
+        return False
+    return True
+
+
+async def write_quota_status(kube: KubeClient, view: QuotaView, status: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Writes a GPUQuota's status; None if it is gone or was changed since it was looked at."""
+    body = {"metadata": {"uid": view.uid, "resourceVersion": str(view.resource_version)}, "status": dict(status)}
+    try:
+        return await kube.merge_patch(GPUQUOTAS, view.name, None, body, subresource="status")
+    except (NotFound, Conflict):
+        return None
 
 
 async def delete_job(

@@ -26,7 +26,7 @@ from controller.pokes import Poker
 from controller.routing import NOBODY, Route, on_job, on_node, on_workload
 from kube.client import KubeClient
 from kube.reflector import Change, Reflector
-from kube.resources import GPUWORKLOADS, JOBS, NODES, PODS
+from kube.resources import GPUQUOTAS, GPUWORKLOADS, JOBS, NODES, PODS
 from planning.naming import JOB_SELECTOR
 
 log = logging.getLogger(__name__)
@@ -68,6 +68,7 @@ class Controller:
             on_change=self._job_changed,
         )
         self.nodes: Reflector[NodeDigest] = Reflector(kube, NODES, project=node_digest, on_change=self._node_changed)
+        self.quotas: Reflector[int] = Reflector(kube, GPUQUOTAS, project=_generation, on_change=self._quota_changed)
         # Of live pods only their going matters here (it frees a place), so their metadata is enough.
         self.pods: Reflector[str] = Reflector(
             kube, PODS, project=_pod_name, field_selector=LIVE_PODS, metadata_only=True, on_change=self._pod_changed
@@ -75,7 +76,13 @@ class Controller:
 
     @property
     def reflectors(self) -> dict[str, Reflector[Any]]:
-        return {"gpuworkloads": self.workloads, "jobs": self.jobs, "nodes": self.nodes, "pods": self.pods}
+        return {
+            "gpuworkloads": self.workloads,
+            "jobs": self.jobs,
+            "nodes": self.nodes,
+            "pods": self.pods,
+            "gpuquotas": self.quotas,
+        }
 
     @property
     def synced(self) -> bool:
@@ -207,10 +214,18 @@ class Controller:
         if change.new is None:
             self._tell(Route(ledger=True), "pods", change.resource_version)
 
+    def _quota_changed(self, change: Change[int]) -> None:
+        if change.old != change.new:  # else it is a status, which the ledger wrote
+            self._tell(Route(ledger=True), "gpuquotas", change.resource_version)
+
     def _tell(self, route: Route, kind: str, version: int) -> None:
         # The first list is not news: the sweep that follows it looks at everything at once.
         if self.synced:
             self.poker.concern(route, kind, version)
+
+
+def _generation(raw: dict[str, Any]) -> int:
+    return int((raw.get("metadata") or {}).get("generation") or 0)
 
 
 def _pod_name(raw: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Writes deploy/crds/gpuworkloads.yaml from the models: `python -m crds.generate [--check]`, for `make crds` and CI.
+"""Writes deploy/crds/*.yaml from the models: `python -m crds.generate [--check]`, for `make crds` and CI.
 
 A CRD's schema must be structural, so pydantic's JSON schema is inlined and stripped of what Kubernetes forbids there;
 x-kubernetes-* keys, formats and bounds come from the models as they stand.
@@ -14,12 +14,13 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from crds.gpuworkload import GROUP, KIND, MUTABLE, PLURAL, VERSION, GPUWorkloadSpec, GPUWorkloadStatus
+from crds.definitions import DEFINITIONS, Definition
+from crds.gpuworkload import GROUP, VERSION
 
 Schema = dict[str, Any]
 
-TARGET = Path(__file__).resolve().parent.parent / "deploy" / "crds" / f"{PLURAL}.yaml"
-HEADER = "# Generated from crds/gpuworkload.py by `python -m crds.generate`; edit the models, not this file.\n"
+TARGET = Path(__file__).resolve().parent.parent / "deploy" / "crds"
+HEADER = "# Generated from {module} by `python -m crds.generate`; edit the models, not this file.\n"
 
 _CARRIED = (
     "type", "format", "enum", "pattern", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems",
@@ -27,34 +28,33 @@ _CARRIED = (
 )  # fmt: skip
 
 
-def custom_resource_definition() -> Schema:
+def custom_resource_definition(definition: Definition) -> Schema:
     """The whole CustomResourceDefinition."""
+    version: Schema = {
+        "name": VERSION,
+        "served": True,
+        "storage": True,
+        "subresources": {"status": {}},
+        "additionalPrinterColumns": definition.columns,
+    }
+    if definition.selectable:
+        version["selectableFields"] = [{"jsonPath": path} for path in definition.selectable]
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{PLURAL}.{GROUP}"},
+        "metadata": {"name": f"{definition.plural}.{GROUP}"},
         "spec": {
             "group": GROUP,
-            "scope": "Namespaced",
+            "scope": definition.scope,
             "names": {
-                "kind": KIND,
-                "listKind": f"{KIND}List",
-                "plural": PLURAL,
-                "singular": KIND.lower(),
-                "shortNames": ["gpuw"],
+                "kind": definition.kind,
+                "listKind": f"{definition.kind}List",
+                "plural": definition.plural,
+                "singular": definition.kind.lower(),
+                "shortNames": [definition.short_name],
                 "categories": ["berth"],
             },
-            "versions": [
-                {
-                    "name": VERSION,
-                    "served": True,
-                    "storage": True,
-                    "subresources": {"status": {}},
-                    "additionalPrinterColumns": _columns(),
-                    "selectableFields": [{"jsonPath": ".status.phase"}, {"jsonPath": ".status.assignedNode"}],
-                    "schema": {"openAPIV3Schema": _root()},
-                }
-            ],
+            "versions": [{**version, "schema": {"openAPIV3Schema": _root(definition)}}],
         },
     }
 
@@ -65,91 +65,46 @@ def structural(model: type[BaseModel]) -> Schema:
     return _node(whole, whole.get("$defs", {}))
 
 
-def render() -> str:
+def render(definition: Definition) -> str:
     """The YAML as it is checked in."""
     import yaml  # only here: the models need pydantic alone
 
-    body: str = yaml.safe_dump(custom_resource_definition(), sort_keys=False, width=110, allow_unicode=True)
-    return HEADER + body
+    whole = custom_resource_definition(definition)
+    body: str = yaml.safe_dump(whole, sort_keys=False, width=110, allow_unicode=True)
+    return HEADER.format(module=definition.module) + body
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write the file, or with --check tell by the exit status whether it is up to date."""
+    """Write the files, or with --check tell by the exit status whether they are up to date."""
     parser = argparse.ArgumentParser(prog="python -m crds.generate", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if the file is out of date")
-    text = render()
-    if parser.parse_args(arguments).check:
-        if not TARGET.exists() or TARGET.read_text(encoding="utf-8") != text:
-            print(f"{TARGET} is out of date: run `python -m crds.generate`", file=sys.stderr)
-            return 1
-        return 0
-    TARGET.parent.mkdir(parents=True, exist_ok=True)
-    TARGET.write_text(text, encoding="utf-8")
-    print(TARGET)
-    return 0
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is out of date")
+    check, stale = parser.parse_args(arguments).check, False
+    for definition in DEFINITIONS:
+        target, text = TARGET / f"{definition.plural}.yaml", render(definition)
+        if not check:
+            TARGET.mkdir(parents=True, exist_ok=True)
+            target.write_text(text, encoding="utf-8")
+            print(target)
+        elif not target.exists() or target.read_text(encoding="utf-8") != text:
+            print(f"{target} is out of date: run `python -m crds.generate`", file=sys.stderr)
+            stale = True
+    return 1 if stale else 0
 
 
-def _root() -> Schema:
-    return {
+def _root(definition: Definition) -> Schema:
+    root: Schema = {
         "type": "object",
-        "description": "A model on a number of GPUs of one node: placed, run as a Job and retried by berth.",
+        "description": definition.description,
         "required": ["spec"],
         "properties": {
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
-            "spec": structural(GPUWorkloadSpec),
-            "status": structural(GPUWorkloadStatus),
+            "spec": structural(definition.spec),
+            "status": structural(definition.status),
         },
-        "x-kubernetes-validations": _immutability(),
     }
-
-
-def _immutability() -> list[Schema]:
-    """What is fixed once a Job was created. One rule, which the API server evaluates at every write of the object, most
-    of them of the status: comparing the whole spec first settles those for next to nothing, where a rule for each field
-    took an eighth of the write.
-    """
-    required = {field.alias for field in GPUWorkloadSpec.model_fields.values() if field.is_required()}
-    names = [field.alias or name for name, field in GPUWorkloadSpec.model_fields.items()]
-    fixed = [name for name in names if name not in MUTABLE]
-
-    def same(name: str) -> str:
-        new, old = f"self.spec.{name}", f"oldSelf.spec.{name}"
-        equal = f"{new} == {old}"
-        return equal if name in required else f"has({new}) == has({old}) && (!has({new}) || {equal})"
-
-    changed = "".join(f"!({same(name)}) ? '{name}' : " for name in fixed[:-1]) + f"'{fixed[-1]}'"
-    advice = (
-        f"cannot change once a Job was created (only {', '.join(MUTABLE)} can): delete the workload and create it anew"
-    )
-    return [
-        {
-            "rule": "!has(oldSelf.status) || !has(oldSelf.status.jobName) || self.spec == oldSelf.spec || ("
-            + " && ".join(same(name) for name in fixed)
-            + ")",
-            "fieldPath": ".spec",
-            "messageExpression": f"'spec.' + ({changed}) + ' {advice}'",
-            "message": f"the spec {advice}",
-        }
-    ]
-
-
-def _columns() -> list[Schema]:
-    def column(name: str, path: str, kind: str = "string", **more: Any) -> Schema:
-        return {"name": name, "type": kind, "jsonPath": path, **more}
-
-    return [
-        column("Model", ".spec.modelName"),
-        column("GPUs", ".spec.gpuCount", "integer"),
-        column("Strategy", ".status.strategy"),
-        column("Phase", ".status.phase"),
-        column("Node", ".status.assignedNode"),
-        column("Retries", ".status.retryCount", "integer"),
-        column("Age", ".metadata.creationTimestamp", "date"),
-        column("Priority", ".spec.priority", priority=1),
-        column("Message", ".status.message", priority=1),
-    ]
+    return root | ({"x-kubernetes-validations": definition.rules} if definition.rules else {})
 
 
 def _node(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> Schema:

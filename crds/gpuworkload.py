@@ -235,6 +235,13 @@ class GPUWorkloadSpec(CRDModel):
             ],
         },
     )
+    preemptible: StrictBool | None = Field(
+        default=None,
+        description=(
+            "Whether it may be stopped and queued again when others need its place; only such work borrows beyond its "
+            "GPUQuota's nominal. Left out: true for priority low and below, else false."
+        ),
+    )
     scheduling_strategy: Annotated[StrictStr, Field(max_length=63, pattern=STRATEGY_PATTERN)] | None = Field(
         default=None,
         description="How a node is chosen, such as leastLoaded; left out, the namespace's or the installation's.",
@@ -313,6 +320,11 @@ class GPUWorkloadSpec(CRDModel):
         """The priority as a number; higher goes first."""
         return self.priority if isinstance(self.priority, int) else PRIORITIES[self.priority]
 
+    @property
+    def may_be_preempted(self) -> bool:
+        """`preemptible`, or what holds where it is left out."""
+        return self.priority_value <= PRIORITIES["low"] if self.preemptible is None else self.preemptible
+
     @classmethod
     def parse(cls, raw: object) -> tuple[GPUWorkloadSpec | None, str]:
         """The spec, or None and a sentence with path and reason. Never raises, whatever `raw` is."""
@@ -334,7 +346,7 @@ class GPUWorkloadSpec(CRDModel):
 
 
 # What may change once a Job was created; all else stays as the Job was made from it.
-MUTABLE = ("suspend", "priority", "activeDeadlineSeconds")
+MUTABLE = ("suspend", "priority", "preemptible", "activeDeadlineSeconds")
 
 
 class Condition(CRDModel):

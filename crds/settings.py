@@ -29,6 +29,7 @@ class Settings(CRDModel):
         StrictStr,
         Field(max_length=317, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"),
     ] = "nvidia.com/gpu"
+    minimum_runtime_seconds: Annotated[Int, Field(ge=0, le=86400)] = 60
     bind_deadline_seconds: Annotated[Int, Field(ge=1, le=3600)] = 30
 
     @classmethod

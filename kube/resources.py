@@ -87,6 +87,7 @@ def _segment(text: str, what: str) -> str:
 _RBAC = "rbac.authorization.k8s.io"
 
 GPUWORKLOADS = Resource("gpu.warp.dev", "v1alpha1", "gpuworkloads", "GPUWorkload", True)
+GPUQUOTAS = Resource("gpu.warp.dev", "v1alpha1", "gpuquotas", "GPUQuota", False)
 
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace", False)
 NODES = Resource("", "v1", "nodes", "Node", False)

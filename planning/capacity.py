@@ -29,6 +29,12 @@ class Room:
         self.memory -= requests.memory
         self.pods -= requests.pods
 
+    def give_back(self, requests: Resources) -> None:
+        self.gpus += requests.gpus
+        self.cpu_milli += requests.cpu_milli
+        self.memory += requests.memory
+        self.pods += requests.pods
+
     def as_resources(self) -> Resources:
         return Resources(max(self.gpus, 0), max(self.cpu_milli, 0), max(self.memory, 0), max(self.pods, 0))
 
@@ -69,19 +75,54 @@ def standing(snapshot: Snapshot, ledger: Ledger, belongings: Belongings) -> dict
     }
 
 
-def room(snapshot: Snapshot, promised: Mapping[str, Assignment], mine: Belongings) -> dict[str, Room]:
-    """What is left on each node, by name; of all promises only those that are `standing` count."""
-    left = {node.name: whole(node) for node in snapshot.nodes}
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What something holds on a node: a live pod, a Job whose pod is not there yet, or a promise.
+
+    `leaving`: it is being stopped already. `until`: the moment after which Kubernetes stops it, where there is one.
+    """
+
+    namespace: str
+    workload_uid: str
+    node: str
+    requests: Resources
+    leaving: bool = False
+    until: float | None = None
+
+
+def holdings(snapshot: Snapshot, promised: Mapping[str, Assignment], mine: Belongings) -> Iterator[Holding]:
+    """All that holds something on a node; of all promises only those that are `standing` count."""
+    nodes = {node.name for node in snapshot.nodes}
+    jobs = {(job.namespace, job.name): job for job in snapshot.jobs if job.active_deadline or _leaving(job)}
     for pod in snapshot.pods:
-        if pod.node in left:
-            left[pod.node].take(pod.requests)
+        if pod.node in nodes:
+            job = jobs.get((pod.namespace, pod.job_name))
+            leaving = pod.terminating or (job is not None and _leaving(job))
+            until = _until(job) if job is not None else None
+            yield Holding(pod.namespace, pod.workload_uid, pod.node, pod.requests, leaving, until)
     for job, gpus in _claims(snapshot, mine):
-        if job.node in left and not mine.bound(job.namespace, job.workload_uid, job.name):
-            left[job.node].take(replace(job.requests, gpus=min(job.requests.gpus, gpus)))
+        if job.node in nodes and not mine.bound(job.namespace, job.workload_uid, job.name):
+            claimed = replace(job.requests, gpus=min(job.requests.gpus, gpus))
+            yield Holding(job.namespace, job.workload_uid, job.node, claimed, _leaving(job), _until(job))
     for promise in promised.values():
-        if promise.node in left and not mine.bound(promise.namespace, promise.uid, promise.job_name):
-            left[promise.node].take(promise.requests)
+        if promise.node in nodes and not mine.bound(promise.namespace, promise.uid, promise.job_name):
+            yield Holding(promise.namespace, promise.uid, promise.node, promise.requests)
+
+
+def room(nodes: Iterable[NodeView], held: Iterable[Holding]) -> dict[str, Room]:
+    """What is left on each node, by name."""
+    left = {node.name: whole(node) for node in nodes}
+    for holding in held:
+        left[holding.node].take(holding.requests)
     return left
+
+
+def _leaving(job: JobView) -> bool:
+    return job.deleting or job.preempted
+
+
+def _until(job: JobView) -> float | None:
+    return job.started + job.active_deadline if job.started is not None and job.active_deadline else None
 
 
 def _claims(snapshot: Snapshot, mine: Belongings) -> Iterator[tuple[JobView, int]]:

@@ -1,7 +1,7 @@
 """Why a workload waits, from the cluster as it is: what keeps it off each node, who is before it, and what would help.
 
 For `berth explain`. It decides with the filters, the capacity and the strategies of placement; of the ledger it knows
-nothing, so a promise whose Job is not there yet is not counted.
+nothing, so a promise whose Job is not there yet is not counted, nor what a tenant held lately.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import partial
 
 from crds.settings import Settings
 from planning import strategies
-from planning.capacity import Belongings, Room, room
+from planning.capacity import Belongings, Room, holdings, room
 from planning.demand import learned
 from planning.filters import (
     Constraints,
@@ -29,8 +29,10 @@ from planning.filters import (
 from planning.fleet import Fleet
 from planning.jobs import refusal as spec_refusal
 from planning.jobs import shape_of
-from planning.model import GPU_MODEL_LABEL, NodeView, Resources, Snapshot, WorkloadView
-from planning.placement import strategy_name, turn_in_queue
+from planning.model import GPU_MODEL_LABEL, Ledger, NodeView, Resources, Snapshot, WorkloadView
+from planning.placement import decide, strategy_name
+from planning.queue import in_order
+from planning.quotas import opened
 from planning.strategies import Rank, Request, StrategyError
 
 _BEST = 10
@@ -57,7 +59,8 @@ class Explanation:
 
     state: 'ended', 'invalid', 'suspended', 'placed' (it has a Job), 'outside' the queue for another reason, which the
     message tells (it backs off, is examined, waits for its last Job's pods to go), or 'queued', and only then the rest.
-    reasons: why not, and how many nodes; '' counts those that hold it. position: 1 is next.
+    reasons: why not, and how many nodes; '' counts those that hold it. position: 1 is next. message: what the next
+    round will say of it; next_node: where it will place it. quota: what its tenant holds and may still take.
     """
 
     namespace: str
@@ -75,6 +78,8 @@ class Explanation:
     position: int = 0
     queued: int = 0
     ahead: tuple[str, ...] = ()
+    next_node: str = ""
+    quota: tuple[str, ...] = ()
     helps: tuple[str, ...] = ()
 
 
@@ -91,6 +96,8 @@ def explain(snapshot: Snapshot, settings: Settings, namespace: str, name: str) -
     if view.spec is None or refused:
         return replace(told, state="invalid", message=refused)
     jobs = [job for job in mine.jobs.get((namespace, view.uid), ()) if not job.finished and not job.deleting]
+    if any(job.preempted for job in jobs):
+        return replace(told, state="outside")
     if jobs:
         newest = max(jobs, key=lambda job: job.attempt)
         return replace(told, state="placed", job=newest.name, node=newest.node)
@@ -111,7 +118,7 @@ def _queued(
 ) -> Explanation:
     if view.spec is None:
         raise ValueError("a workload without a spec is not queued")
-    shape, left = shape_of(view.spec, settings), room(snapshot, {}, mine)
+    shape, left = shape_of(view.spec, settings), room(snapshot.nodes, holdings(snapshot, {}, mine))
     strategy, source = strategy_name(view.spec, view.namespace, snapshot.defaults)
     why = {node.name: keeps_off(shape, node, left[node.name]) for node in snapshot.nodes}
     ranks = _ranks(view, shape, strategy, snapshot, settings, left)
@@ -127,12 +134,18 @@ def _queued(
         for node in snapshot.nodes
     ]
     reports.sort(key=lambda each: (each.why != "", each.rank is None, each.rank or (), -each.free.gpus, each.name))
-    queue = sorted((w for w in snapshot.workloads if _in_queue(w, settings, mine)), key=turn_in_queue)
+    books = opened(snapshot.quotas, snapshot.nodes, holdings(snapshot, {}, mine), _by_uid(snapshot))
+    waiting = [w for w in snapshot.workloads if _in_queue(w, settings, mine)]
+    queue = list(in_order(waiting, partial(_about, settings), books, {}, snapshot.now))
+    node, message = _next_round(view, snapshot, settings)
     place = next((i for i, w in enumerate(queue) if w.uid == view.uid), len(queue))
     fits = any(not each for each in why.values())
     return replace(
         told,
         state="queued",
+        message=message or told.message,
+        next_node=node,
+        quota=books.told(view.namespace),
         asks=shape.requests,
         strategy=strategy,
         strategy_from=source,
@@ -143,6 +156,27 @@ def _queued(
         ahead=tuple(f"{w.namespace}/{w.name}" for w in queue[:place]),
         helps=() if fits else tuple(_helps(shape, snapshot.nodes, left)),
     )
+
+
+def _next_round(view: WorkloadView, snapshot: Snapshot, settings: Settings) -> tuple[str, str]:
+    """The node on which the next round will place the workload, or what it will say of it."""
+    untold = tuple(replace(w, status={}) if w.uid == view.uid else w for w in snapshot.workloads)
+    # Whoever has a template and waits was examined: else it would not be in the queue.
+    examined = {w.uid: w.generation for w in untold if w.spec is not None and w.spec.template is not None}
+    ledger = Ledger(accepted=examined)
+    decision = decide(replace(snapshot, workloads=untold), ledger, settings, limit=len(untold), seed=0)
+    node = next((each.node for each in decision.assignments if each.uid == view.uid), "")
+    told = {each.uid: each.message for each in decision.waiting}
+    told |= {each.uid: each.message for each in decision.verdicts}
+    return node, told.get(view.uid, "")
+
+
+def _about(settings: Settings, view: WorkloadView) -> tuple[WorkloadView, Resources]:
+    return view, shape_of(view.spec, settings).requests if view.spec is not None else Resources()
+
+
+def _by_uid(snapshot: Snapshot) -> dict[tuple[str, str], WorkloadView]:
+    return {(view.namespace, view.uid): view for view in snapshot.workloads}
 
 
 def keeps_off(shape: Shape, node: NodeView, left: Room) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, nsmallest
+from itertools import islice
 
 from planning.capacity import Room
 from planning.filters import Constraints, Shape, refusal
@@ -182,6 +183,11 @@ class Fleet:
     def give_back(self, place: Place, requests: Resources) -> None:
         """The request is there no longer."""
         self._change(place, requests, 1)
+
+    def keep(self, name: str, requests: Resources) -> None:
+        """So much less is free on the node; of its GPUs, as many as there are."""
+        whole = (i for i, each in enumerate(self._nodes[self._index[name]].gpus) if each == WHOLE)
+        self._change(Place(name, tuple(islice(whole, requests.gpus))), requests, -1)
 
     def left(self) -> Iterator[tuple[NodeView, int, Devices]]:
         """Each node with its free CPU and GPUs."""

@@ -73,6 +73,8 @@ def job_manifest(workload: WorkloadView, assignment: Assignment, settings: Setti
         naming.NODE_ANNOTATION: assignment.node,
         naming.REQUESTS_ANNOTATION: requests_text(assignment.requests),
     }
+    if assignment.backfill:
+        manifest["metadata"]["annotations"][naming.BACKFILL_ANNOTATION] = "true"
     _pin(manifest["spec"]["template"]["spec"], assignment.node)
     return manifest
 

@@ -40,7 +40,7 @@ def after_deciding(ledger: Ledger, decision: Decision) -> Ledger:
     for assignment in decision.assignments:
         in_flight[assignment.uid] = assignment
         made.pop(assignment.uid, None)
-    return Ledger(in_flight, turns, held, accepted, rejected, made, avoided)
+    return Ledger(in_flight, turns, held, accepted, rejected, made, avoided, decision.lately or ledger.lately)
 
 
 def still_due(ledger: Ledger, decision: Decision) -> Decision:
@@ -89,6 +89,7 @@ def after_carrying_out(
         {**ledger.rejected, **rejected},
         known,
         _avoiding(ledger.avoided, taken_back),
+        ledger.lately,
     )
 
 

@@ -26,6 +26,7 @@ EVICTED = "Evicted"
 JOB_DELETED = "JobDeleted"
 SPEC_EDITED = "SpecEdited"
 WITHDRAWN = "Withdrawn"
+PREEMPTED = "Preempted"
 DEADLINE_EXCEEDED = "DeadlineExceeded"
 MAX_RETRIES_EXCEEDED = "MaxRetriesExceeded"
 
@@ -166,6 +167,9 @@ def next_step(observation: Observation, turn: Turn, verdict: Verdict | None, jit
             turn=_after(newest, case),
             message=f"suspended; Job {newest.name} is taken back from node {newest.node}",
         )
+    if newest.preempted:
+        # The ledger takes it back when its pods are gone, and tells of it itself.
+        return Step("queued", turn, phase="Scheduling", reason=PREEMPTED, message=f"Job {newest.name} is being stopped")
     if edited:
         message = (
             f"the spec was edited after Job {newest.name} had been made from it; the Job is taken back from node "

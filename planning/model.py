@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from crds.gpuquota import GPUQuotaSpec
 from crds.gpuworkload import GPUWorkloadSpec
 
 # Thousandths of a GPU: requests may ask for a part of one.
@@ -112,6 +113,8 @@ class JobView:
     strategy: str = ""
     spec_hash: str = ""  # of the spec that it was made from; '' for a Job of an older build
     withdrawn: bool = False  # the ledger marked it before it took it back; nobody else's deletion looks like this
+    preempted: bool = False  # the ledger suspended it so that others get its place; it goes when its pods are gone
+    backfill: bool = False  # it was given room that is kept for somebody before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +145,20 @@ class WorkloadView:
     def finished(self) -> bool:
         """True for a tombstone: a terminal phase, after which nothing happens to this workload."""
         return self.phase in TOMBSTONES
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaView:
+    """A GPUQuota. `spec` is None when the models refuse it; `invalid` then says where and why, for a person."""
+
+    name: str
+    uid: str
+    resource_version: int
+    generation: int
+    created: float
+    spec: GPUQuotaSpec | None
+    invalid: str = ""
+    status: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +194,7 @@ class Assignment:
     requests: Resources
     strategy: str
     job_name: str
+    backfill: bool = False  # the room is kept for somebody else, who may have it back
 
 
 # Nodes remembered for a workload: enough for the usual cause (a zone, a kind of node), small in every history.
@@ -192,6 +210,15 @@ class Avoided:
 
 
 @dataclass(frozen=True, slots=True)
+class Lately:
+    """The share that a tenant held on average (`value`) up to the moment `at`, from when on it held `share`."""
+
+    value: float
+    share: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Ledger:
     """The placement ledger's durable state, passed to every decision; all else is read from the cluster.
 
@@ -203,6 +230,7 @@ class Ledger:
     made: the resourceVersion that an in-flight promise's Job was created with, once it is known to be: a cache that
     has seen that version and shows no such Job tells that the Job came and went, and the promise with it.
     avoided: workloads that were withdrawn since a pod of theirs was last bound -> where; other nodes go first.
+    lately: what each tenant held on average, by the name of its GPUQuota.
     """
 
     in_flight: dict[str, Assignment] = field(default_factory=dict)
@@ -212,6 +240,7 @@ class Ledger:
     rejected: dict[str, int] = field(default_factory=dict)
     made: dict[str, int] = field(default_factory=dict)
     avoided: dict[str, Avoided] = field(default_factory=dict)
+    lately: dict[str, Lately] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +255,7 @@ class Snapshot:
     defaults: Defaults
     jobs_version: int = 0
     workloads_version: int = 0
+    quotas: tuple[QuotaView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +290,7 @@ class Withdrawal:
     `generation`: of the workload. 0: decided by an older build, whose ledgers took the turn with the decision; they
     still do when their histories are replayed, so that the same commands follow.
     `avoid`: the Job's node, if the kube-scheduler tried its pod there; a pod that nobody tried says nothing of a node.
+    `reason`: what the workload is told.
     """
 
     uid: str
@@ -272,6 +303,21 @@ class Withdrawal:
     job_version: int = 0  # the Job's resourceVersion as it was decided upon
     generation: int = 0
     avoid: str = ""
+    reason: str = "Withdrawn"
+
+
+@dataclass(frozen=True, slots=True)
+class Preemption:
+    """A running Job to suspend, because its place goes to another workload; once its pods are gone it is withdrawn."""
+
+    uid: str
+    namespace: str
+    name: str
+    job_name: str
+    job_uid: str
+    job_version: int
+    next_turn: Turn
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,3 +335,5 @@ class Decision:
     queued: int = 0  # workloads still waiting for a place after this round
     more: bool = False  # the round was cut at its limit; decide again at once
     wake_after: float | None = None  # seconds until something is due (a bind deadline)
+    preemptions: list[Preemption] = field(default_factory=list)
+    lately: dict[str, Lately] = field(default_factory=dict)  # of all tenants, where it was reckoned anew

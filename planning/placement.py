@@ -1,131 +1,46 @@
 """Decides one round of placement: which queued workloads get which nodes now, and what all others are told.
 
-For the planner activity. The order is priority, then age, then name. A workload that does not fit is skipped and later
-ones may take what is free, so a large one can be overtaken by small ones for as long as they keep coming; reserving
-room for it (backfill) is left to a later issue. The same snapshot, ledger and seed give the same decision.
+For the planner activity. Here is gathered who wants a place and what is there; `planning.queue` orders them,
+`planning.turns` gives each its turn. The same snapshot, ledger and seed give the same decision.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import replace
 
 from crds.gpuworkload import GPUWorkloadSpec
 from crds.settings import Settings
 from planning import status, strategies
-from planning.capacity import Belongings, Room, room, standing
-from planning.demand import learned
-from planning.filters import Constraints, Shape, able_when_empty, explain_never, explain_now, refusal
+from planning.capacity import Belongings, holdings, room, standing
+from planning.floor import Floor, Wish
 from planning.jobs import refusal as spec_refusal
-from planning.lifecycle import JOB_REFUSED, NO_SUITABLE_NODE, WITHDRAWN
+from planning.lifecycle import PREEMPTED, WITHDRAWN
 from planning.memory import Memory
 from planning.model import (
-    AVOIDED_NODES,
     Assignment,
     Decision,
     Defaults,
+    Lately,
     Ledger,
     Snapshot,
     Turn,
-    Verdict,
     Waiting,
     WorkloadView,
 )
-from planning.naming import job_name
-from planning.strategies import Request, Strategy, StrategyError
-from planning.strategies.random import Random
+from planning.preemption import Preemptor, candidates, next_stoppable
+from planning.queue import in_order
+from planning.quotas import Books, opened, remembered
+from planning.turns import Told, Turns, wait
 from planning.withdrawals import next_deadline, to_reconsider, withdrawals
 
 INVALID = "Invalid"
 UNKNOWN_STRATEGY = "UnknownStrategy"
-STRATEGY_FAILED = "StrategyFailed"
 TEMPLATE_REFUSED = "TemplateRefused"
-WAITING_FOR_CAPACITY = "WaitingForCapacity"
 WAITING_FOR_PODS = "WaitingForPods"
 
-# A decision goes through a history and must stay far below 1 MiB (law 4): beyond this the rest is left to the next
-# round. An entry's own size is its message and about this much for names and punctuation.
-_BUDGET = 384 * 1024
-_ENTRY = 448
-
-_PODLESS = (
-    "no pod could be created for its Jobs: a quota, the namespace's PodSecurity level or a webhook refuses them "
-    "(`kubectl get events` of the namespace names it)"
-)
-
-
-@dataclass(slots=True)
-class _Budget:
-    left: int = _BUDGET
-
-    def pays(self, message: str) -> bool:
-        """Whether one more entry with this message still fits; counts it if so."""
-        cost = _ENTRY + len(message) * 2
-        if cost > self.left:
-            return False
-        self.left -= cost
-        return True
-
-
-@dataclass(slots=True)
-class _Queued:
-    """A workload that wants a place now."""
-
-    view: WorkloadView
-    turn: Turn
-    shape: Shape
-    strategy: str
-    limit: int  # retries that the workload allows
-
-
-class _Floor:
-    """The nodes during one round: what is left on them, and what was found out about shapes so far."""
-
-    def __init__(self, snapshot: Snapshot, settings: Settings, left: dict[str, Room], memory: Memory) -> None:
-        self.nodes, self.left = snapshot.nodes, left
-        self.full: dict[Shape, bool] = {}  # no room for this shape -> whether any node could ever
-        self._fleet = memory.fleet
-        self._fleet.refresh((node, left[node.name]) for node in snapshot.nodes)
-        self._messages: dict[Shape, str] = {}
-        self._refusals: dict[Constraints, list[str]] = {}
-        self._strategies: dict[str, Strategy] = {}
-        self._learned = partial(learned, snapshot.workloads, partial(memory.shape, settings=settings), snapshot.now)
-
-    def take(self, wish: _Queued, strategy: str, seed: int, avoided: Collection[str] = ()) -> str:
-        """The node that holds the request from now on; '' if none does, but for those to avoid."""
-        view, need = wish.view, wish.shape.requests
-        request = Request(view.uid, view.namespace, view.name, need, seed)
-        place = self._fleet.find(request, wish.shape, self._strategy(strategy), avoided)
-        if place is None:
-            return ""
-        self._fleet.take(place, need)
-        self.left[place.node].take(need)
-        return place.node
-
-    def _strategy(self, name: str) -> Strategy:
-        known = self._strategies.get(name)
-        if known is None:
-            known = self._strategies[name] = strategies.informed(name, self._learned)
-        return known
-
-    def never(self, shape: Shape) -> bool:
-        """Whether no node could hold the shape even empty; remembers that it does not fit now."""
-        if shape not in self.full:
-            self.full[shape] = not any(able_when_empty(shape, node) for node in self.nodes)
-        return self.full[shape]
-
-    def explain(self, shape: Shape) -> str:
-        if shape not in self._messages:
-            if self.never(shape):
-                self._messages[shape] = explain_never(shape, self.nodes)
-            else:
-                refusals = self._refusals.get(shape.constraints)
-                if refusals is None:
-                    refusals = [refusal(shape.constraints, node) for node in self.nodes]
-                    self._refusals[shape.constraints] = refusals
-                self._messages[shape] = explain_now(shape, self.nodes, self.left, refusals)
-        return self._messages[shape]
+# Seconds between two times that the ledger takes down what each tenant holds.
+_LATELY = 60.0
 
 
 def decide(
@@ -141,18 +56,47 @@ def decide(
     memory.begin(settings)
     mine = Belongings.of(snapshot.jobs, snapshot.pods)
     promised = standing(snapshot, ledger, mine)
-    floor = _Floor(snapshot, settings, room(snapshot, promised, mine), memory)
-    decision, budget = Decision(), _Budget()
-    more, queued = False, 0
-    reconsidered = to_reconsider(snapshot, mine, ledger)
-
+    told = Told()
     for withdrawal in withdrawals(snapshot, mine, settings):
-        if budget.pays(withdrawal.message):
-            decision.withdrawals.append(withdrawal)
-        else:
-            more = True
+        if told.affords(withdrawal.message):
+            told.decision.withdrawals.append(withdrawal)
+    queue = _queue(snapshot, ledger, settings, mine, promised, memory, told)
+    held = list(holdings(snapshot, promised, mine))
+    views = {(view.namespace, view.uid): view for view in snapshot.workloads}
+    floor = Floor(snapshot, settings, room(snapshot.nodes, held), memory)
+    books = opened(snapshot.quotas, snapshot.nodes, held, views)
+    reconsidered = to_reconsider(snapshot, mine, ledger)
+    stoppable = candidates(snapshot, mine, settings) if queue else []
+    preemptor = Preemptor(floor, books, held, stoppable, views)
+    turns = Turns(floor, books, preemptor, told, ledger, snapshot.now, seed, reconsidered, held)
+    order = in_order(queue, lambda wish: (wish.view, wish.shape.requests), books, ledger.lately, snapshot.now)
+    for index, wish in enumerate(order):
+        if len(told.decision.assignments) >= limit:
+            told.more, told.queued = True, told.queued + len(queue) - index
+            break
+        turns.take(wish)
+    due = (
+        next_deadline(snapshot, mine, settings, bool(told.decision.assignments or promised)),
+        next_stoppable(snapshot, mine, settings) if told.queued else None,
+    )
+    return replace(
+        told.decision,
+        seen=_seen(ledger, promised),
+        forget=_forget(snapshot, ledger),
+        queued=told.queued,
+        more=told.more,
+        reconsidered=reconsidered,
+        wake_after=min((seconds for seconds in due if seconds is not None), default=None),
+        lately=_lately(books, ledger, snapshot.now),
+    )
 
-    queue: list[_Queued] = []
+
+def _queue(
+    snapshot: Snapshot, ledger: Ledger, settings: Settings, mine: Belongings, promised: Mapping[str, Assignment],
+    memory: Memory, told: Told,
+) -> list[Wish]:  # fmt: skip
+    """All that want a place now; who does not, or not yet, is told why."""
+    queue: list[Wish] = []
     for view in snapshot.workloads:
         if view.finished or view.deleting or view.uid in ledger.held or view.uid in promised:
             continue
@@ -161,88 +105,26 @@ def decide(
         if any(job.attempt >= turn.attempt or not (job.finished or job.deleting) for job in jobs):
             continue  # its Job is there, and tells what comes next; one that goes on is as good as its turn's
         found = _examine(view, turn, ledger, settings, snapshot.defaults, memory)
-        if isinstance(found, _Queued):
+        if isinstance(found, Wish):
             if not jobs and (view.namespace, view.uid) not in mine.pods:
                 queue.append(found)
                 continue
-            queued += 1
+            told.queued += 1
             left_over = len(jobs) + len(mine.pods.get((view.namespace, view.uid), ()))
-            found = _wait(view, WAITING_FOR_PODS, f"waiting for the previous Job and its pods to go ({left_over} left)")
+            found = wait(view, WAITING_FOR_PODS, f"waiting for the previous Job and its pods to go ({left_over} left)")
         if found.reason == UNKNOWN_STRATEGY:
-            queued += 1  # the default may be repaired, and nobody pokes for a namespace or the settings
+            told.queued += 1  # the default may be repaired, and nobody pokes for a namespace or the settings
         if found.reason == status.EXAMINING:
-            entries = decision.examine
+            entries = told.decision.examine
         elif status.shows(view, found.reason):
             continue
-        elif found.reason == WAITING_FOR_PODS and status.shows(view, WITHDRAWN):
+        elif found.reason == WAITING_FOR_PODS and (status.shows(view, WITHDRAWN) or status.shows(view, PREEMPTED)):
             continue  # that tells more
         else:
-            entries = decision.waiting
-        if budget.pays(found.message):
+            entries = told.decision.waiting
+        if told.affords(found.message):
             entries.append(found)
-        else:
-            more = True
-
-    queue.sort(key=lambda wish: turn_in_queue(wish.view))
-    for index, wish in enumerate(queue):
-        if len(decision.assignments) >= limit:
-            more, queued = True, queued + len(queue) - index
-            break
-        shape, view = wish.shape, wish.view
-        if wish.turn.retries > wish.limit:
-            if budget.pays(_PODLESS):
-                decision.verdicts.append(
-                    Verdict(view.uid, view.namespace, view.name, wish.turn, JOB_REFUSED, _PODLESS, view.generation)
-                )
-            else:
-                more = True
-            continue
-        avoided = ledger.avoided.get(view.uid) if view.uid not in reconsidered else None
-        try:
-            assignment, anew = _assigned(wish, floor, avoided.nodes if avoided else (), seed)
-        except StrategyError as failed:
-            queued += 1
-            if not status.shows(view, STRATEGY_FAILED):
-                message = f"{failed}; choose another (spec.schedulingStrategy), or mend it"
-                if budget.pays(message):
-                    decision.waiting.append(_wait(view, STRATEGY_FAILED, message))
-                else:
-                    more = True
-            continue
-        if assignment:
-            decision.assignments.append(assignment)
-            if anew:
-                reconsidered.append(view.uid)
-        elif floor.never(shape):
-            message = floor.explain(shape)
-            if budget.pays(message):
-                decision.verdicts.append(
-                    Verdict(view.uid, view.namespace, view.name, wish.turn, NO_SUITABLE_NODE, message, view.generation)
-                )
-            else:
-                more = True
-        else:
-            queued += 1
-            if not status.shows(view, WAITING_FOR_CAPACITY):
-                message = floor.explain(shape)
-                if budget.pays(message):
-                    decision.waiting.append(_wait(view, WAITING_FOR_CAPACITY, message))
-                else:
-                    more = True
-
-    return Decision(
-        assignments=decision.assignments,
-        waiting=decision.waiting,
-        examine=decision.examine,
-        verdicts=decision.verdicts,
-        withdrawals=decision.withdrawals,
-        seen=_seen(ledger, promised),
-        forget=_forget(snapshot, ledger),
-        queued=queued,
-        more=more,
-        reconsidered=reconsidered,
-        wake_after=next_deadline(snapshot, mine, settings, bool(decision.assignments or promised)),
-    )
+    return queue
 
 
 def strategy_name(spec: GPUWorkloadSpec, namespace: str, defaults: Defaults) -> tuple[str, str]:
@@ -256,66 +138,33 @@ def strategy_name(spec: GPUWorkloadSpec, namespace: str, defaults: Defaults) -> 
 
 def _examine(
     view: WorkloadView, turn: Turn, ledger: Ledger, settings: Settings, defaults: Defaults, memory: Memory
-) -> _Queued | Waiting:
+) -> Wish | Waiting:
     """The workload as the queue sees it, or why it is not (or not yet) in the queue."""
     spec = view.spec
     if spec is None:
-        return _wait(view, INVALID, view.invalid or "spec: is not valid")
+        return wait(view, INVALID, view.invalid or "spec: is not valid")
     refused = spec_refusal(spec, settings)
     if refused:
-        return _wait(view, INVALID, refused)
+        return wait(view, INVALID, refused)
     name, source = strategy_name(spec, view.namespace, defaults)
     if name not in strategies.installed():
         known = ", ".join(strategies.installed())
-        return _wait(view, UNKNOWN_STRATEGY, f"{source}: there is no strategy {name[:64]!r}; installed are {known}")
+        return wait(view, UNKNOWN_STRATEGY, f"{source}: there is no strategy {name[:64]!r}; installed are {known}")
     if spec.suspend:
-        return _wait(view, status.SUSPENDED, "suspended; set spec.suspend to false to queue it")
+        return wait(view, status.SUSPENDED, "suspended; set spec.suspend to false to queue it")
     if spec.template is not None:
         if ledger.rejected.get(view.uid) == view.generation:
-            return _wait(view, TEMPLATE_REFUSED, "the API server refused spec.template in a dry run; edit the spec")
+            return wait(view, TEMPLATE_REFUSED, "the API server refused spec.template in a dry run; edit the spec")
         if ledger.accepted.get(view.uid) != view.generation:
-            return _wait(view, status.EXAMINING, "the template is being checked by a dry run")
-    return _Queued(view, turn, memory.shape(spec, settings), name, spec.retry_policy.max_retries)
+            return wait(view, status.EXAMINING, "the template is being checked by a dry run")
+    return Wish(view, turn, memory.shape(spec, settings), name, spec.retry_policy.max_retries)
 
 
-def turn_in_queue(view: WorkloadView) -> tuple[int, float, str, str]:
-    """What orders the queue: the lowest goes first."""
-    priority = view.spec.priority_value if view.spec else 0
-    return (-priority, view.created, view.namespace, view.name)
-
-
-def _wait(view: WorkloadView, reason: str, message: str) -> Waiting:
-    return Waiting(view.uid, view.namespace, view.name, view.resource_version, reason, message)
-
-
-def _assigned(wish: _Queued, floor: _Floor, avoided: tuple[str, ...], seed: int) -> tuple[Assignment | None, bool]:
-    """The workload's place: on a node where it was not withdrawn before, if there is one; if not (True) it begins anew.
-
-    A strategy that always chooses alike would go round in a circle among the nodes that are remembered and the next
-    one. Where that many were tried in vain, chance goes on: it gets everywhere in the end.
-    """
-    if wish.shape in floor.full:
-        return None, False
-    view, turn = wish.view, wish.turn
-    strategy = Random.name if len(avoided) >= AVOIDED_NODES else wish.strategy
-    node, anew = floor.take(wish, strategy, seed, avoided), False
-    if not node and avoided:
-        strategy, anew = wish.strategy, True
-        node = floor.take(wish, strategy, seed)
-    if not node:
-        return None, False
-    return Assignment(
-        uid=view.uid,
-        namespace=view.namespace,
-        name=view.name,
-        generation=view.generation,
-        resource_version=view.resource_version,
-        turn=turn,
-        node=node,
-        requests=wish.shape.requests,
-        strategy=strategy,
-        job_name=job_name(view.name, view.uid, turn.attempt),
-    ), anew
+def _lately(books: Books, ledger: Ledger, now: float) -> dict[str, Lately]:
+    """What the tenants held lately, reckoned anew; nothing while that was done a moment ago."""
+    if all(now - known.at < _LATELY for known in ledger.lately.values()) and ledger.lately:
+        return {}
+    return remembered(books, ledger.lately, now)
 
 
 def _seen(ledger: Ledger, promised: Mapping[str, Assignment]) -> list[str]:

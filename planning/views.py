@@ -11,12 +11,15 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from crds.gpuquota import GPUQuotaSpec
 from crds.gpuworkload import MAX_INT32, GPUWorkloadSpec, serialised_size
-from planning.model import TOMBSTONES, JobView, NodeView, PodView, Resources, Taint, WorkloadView
+from planning.model import TOMBSTONES, JobView, NodeView, PodView, QuotaView, Resources, Taint, WorkloadView
 from planning.naming import (
     ATTEMPT_LABEL,
+    BACKFILL_ANNOTATION,
     FINALIZER,
     NODE_ANNOTATION,
+    PREEMPTED_ANNOTATION,
     REQUESTS_ANNOTATION,
     RETRIES_ANNOTATION,
     SPEC_HASH_ANNOTATION,
@@ -133,6 +136,25 @@ def job_view(raw: object) -> JobView | None:
         strategy=text(annotations.get(STRATEGY_ANNOTATION))[:63],
         spec_hash=text(annotations.get(SPEC_HASH_ANNOTATION))[:63],
         withdrawn=WITHDRAWN_ANNOTATION in annotations,
+        preempted=spec.get("suspend") is True and PREEMPTED_ANNOTATION in annotations,
+        backfill=BACKFILL_ANNOTATION in annotations,
+    )
+
+
+def quota_view(raw: object) -> QuotaView:
+    """A GPUQuota; what the models refuse has no spec, and says why."""
+    quota = mapping(raw)
+    meta, status = mapping(quota.get("metadata")), mapping(quota.get("status"))
+    spec, invalid = GPUQuotaSpec.parse(quota.get("spec"))
+    return QuotaView(
+        name=text(meta.get("name")),
+        uid=text(meta.get("uid")),
+        resource_version=_integer(meta.get("resourceVersion")),
+        generation=_integer(meta.get("generation")),
+        created=_seconds(meta.get("creationTimestamp")) or 0.0,
+        spec=spec,
+        invalid=invalid,
+        status=status if serialised_size(status, _STATUS_LIMIT) <= _STATUS_LIMIT else {},
     )
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from crds.settings import Settings
 from planning.capacity import Belongings
-from planning.model import JobView, Ledger, PodView, Snapshot, Turn, Withdrawal
+from planning.lifecycle import PREEMPTED
+from planning.model import JobView, Ledger, PodView, Snapshot, Turn, Withdrawal, WorkloadView
 
 # A Job whose pod the kube-scheduler has not tried yet has lost its place to nobody: the Job controller or the scheduler
 # is behind, or something refuses its pods. It is given this many bind deadlines before it is taken back.
@@ -38,6 +39,10 @@ def withdrawals(snapshot: Snapshot, mine: Belongings, settings: Settings) -> lis
         if job.workload_uid not in living:
             continue
         pods = _pods_of(job, mine)
+        if job.preempted:
+            if not pods:
+                found.append(_stopped(job, living[job.workload_uid]))
+            continue
         if job.ready or (not pods and job.counted):
             continue
         if snapshot.now - job.created < _patience(pods, settings):
@@ -64,6 +69,22 @@ def withdrawals(snapshot: Snapshot, mine: Belongings, settings: Settings) -> lis
     return found
 
 
+def _stopped(job: JobView, view: WorkloadView) -> Withdrawal:
+    """A Job that was suspended for another workload, and whose pods are gone."""
+    return Withdrawal(
+        uid=job.workload_uid,
+        namespace=job.namespace,
+        name=view.name,
+        generation=view.generation,
+        job_name=job.name,
+        job_uid=job.uid,
+        next_turn=Turn(job.attempt + 1, job.retries),
+        message=f"Job {job.name} was stopped on node {job.node} for another workload; it is queued again",
+        job_version=job.resource_version,
+        reason=PREEMPTED,
+    )
+
+
 def to_reconsider(snapshot: Snapshot, mine: Belongings, ledger: Ledger) -> list[str]:
     """Workloads for which no node need be avoided any more: a pod of theirs found its place since, or their spec was
     edited, and with it perhaps what stood in the way. A Job that is taken back may fail of that, and proves nothing.
@@ -83,7 +104,8 @@ def to_reconsider(snapshot: Snapshot, mine: Belongings, ledger: Ledger) -> list[
 def next_deadline(snapshot: Snapshot, mine: Belongings, settings: Settings, promised: bool) -> float | None:
     """Seconds until the next bind deadline; a promise whose Job is not visible has its whole deadline before it."""
     deadline = float(settings.bind_deadline_seconds)
-    due = [job.created + _patience(_pods_of(job, mine), settings) - snapshot.now for job in _unbound(snapshot, mine)]
+    unbound = [job for job in _unbound(snapshot, mine) if not job.preempted]
+    due = [job.created + _patience(_pods_of(job, mine), settings) - snapshot.now for job in unbound]
     waits = [min(seconds, deadline) for seconds in due if seconds > 0]  # a clock that jumped back must not add to it
     if promised:
         waits.append(deadline)

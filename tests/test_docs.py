@@ -24,6 +24,7 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from crds.gpuquota import GPUQuotaSpec
 from crds.gpuworkload import MUTABLE, ConditionType, EnvVar, GPUWorkloadSpec, GPUWorkloadStatus, Phase, Toleration
 from crds.settings import SETTINGS_KEY, SETTINGS_NAME, SETTINGS_NAMESPACE, Settings
 from planning import strategies
@@ -195,6 +196,10 @@ def test_examples_are_valid(where: str, document: dict[str, Any]) -> None:
             spec, refused = GPUWorkloadSpec.parse(document["spec"])
             assert spec is not None, refused
             assert spec.scheduling_strategy in (None, *strategies.installed())
+        case "GPUQuota":
+            assert document["apiVersion"] == "gpu.warp.dev/v1alpha1"
+            quota, refused = GPUQuotaSpec.parse(document["spec"])
+            assert quota is not None, refused
         case "ConfigMap":
             assert (metadata["namespace"], metadata["name"]) == (SETTINGS_NAMESPACE, SETTINGS_NAME)
             settings, refused = Settings.parse(yaml.safe_load(document["data"][SETTINGS_KEY]))
@@ -321,7 +326,7 @@ _NO_REASON = {
 def reasons() -> set[str]:
     """Reasons that the code can give, read from the modules that give them."""
     found = set()
-    for module in ("status", "lifecycle", "placement"):
+    for module in ("status", "lifecycle", "placement", "turns"):
         for node in ast.walk(ast.parse((ROOT / "planning" / f"{module}.py").read_text())):
             text = node.value if isinstance(node, ast.Constant) else None
             if isinstance(text, str) and re.fullmatch(r"[A-Z][a-z]+([A-Z][a-z]+)*", text):

@@ -40,8 +40,9 @@ RECHECK = timedelta(seconds=60)
 CATCH_UP = timedelta(seconds=2)
 # Traces that wait for their workload's Job; beyond this new ones are not carried on.
 TRACES = 2000
-# Kinds whose changes concern the ledger even when nobody waits: a workload is new, or its Job runs or vanished.
-WORKLOAD_NEWS = frozenset({"gpuworkloads", "jobs"})
+# Kinds whose changes concern the ledger even when nobody waits: a workload is new, its Job runs or vanished, or a
+# quota was edited.
+WORKLOAD_NEWS = frozenset({"gpuworkloads", "jobs", "gpuquotas"})
 RETRY = RetryPolicy(initial_interval=timedelta(milliseconds=500), maximum_interval=timedelta(seconds=15))
 
 
@@ -50,15 +51,17 @@ def newest(a: Versions, b: Versions) -> Versions:
     return {kind: max(a.get(kind, 0), b.get(kind, 0)) for kind in sorted({*a, *b})}
 
 
-def _effects(decision: Decision, lagging: int) -> dict[str, int]:
+def _effects(decision: Decision, lagging: int, quotas: int) -> dict[str, int]:
     """What there is to carry out, counted, under words for people."""
     found = {
         "placed": len(decision.assignments),
+        "preempted": len(decision.preemptions),
         "withdrawn": len(decision.withdrawals),
         "impossible": len(decision.verdicts),
         "told to wait": len(decision.waiting),
         "examined": len(decision.examine),
         "shown": lagging,
+        "quotas shown": quotas,
     }
     return {what: count for what, count in found.items() if count}
 
@@ -137,12 +140,13 @@ class Placement:
         if result.behind and not result.restored:
             self._state.fresh = newest(self._state.fresh, fresh)
         # As it was decided, so that what is dropped from it changes no command.
-        if effects := _effects(result.decision, result.lagging):
+        if effects := _effects(result.decision, result.lagging, result.quotas):
             done = await workflow.execute_activity(
                 CARRY_OUT,
                 CarryOut(
-                    replace(decision, seen=[], forget=[], reconsidered=[]),
+                    replace(decision, seen=[], forget=[], reconsidered=[], lately={}),
                     {a.uid: self._traces.pop(a.uid) for a in decision.assignments if a.uid in self._traces},
+                    self._state.ledger.lately if result.quotas else {},
                 ),
                 result_type=CarriedOut,
                 start_to_close_timeout=timedelta(minutes=5),

@@ -14,7 +14,7 @@ from activities.cache import LIVE_PODS
 from crds.settings import SETTINGS_KEY, SETTINGS_NAME, SETTINGS_NAMESPACE, Settings
 from kube.client import KubeClient
 from kube.errors import AccessDenied, NotFound
-from kube.resources import CONFIGMAPS, EVENTS, GPUWORKLOADS, JOBS, NAMESPACES, NODES, PODS, Resource
+from kube.resources import CONFIGMAPS, EVENTS, GPUQUOTAS, GPUWORKLOADS, JOBS, NAMESPACES, NODES, PODS, Resource
 from planning import views
 from planning.model import Defaults, Snapshot
 from planning.naming import JOB_SELECTOR, STRATEGY_ANNOTATION
@@ -26,7 +26,7 @@ _EVENTS = 10
 class Collected:
     """The cluster as it is, the installation's settings, and the newest Events about the workload, oldest first.
 
-    `assumed` says what of the settings could not be had, '' if all is known.
+    `assumed` says what could not be had, '' if all is known.
     """
 
     snapshot: Snapshot
@@ -43,6 +43,7 @@ async def collect(kubeconfig: Path | None, context: str | None, namespace: str, 
         async def read(kind: Resource, *, fields: str = "", labels: str = "") -> list[dict[str, Any]]:
             return (await kube.list(kind, field_selector=fields, label_selector=labels))[0]
 
+        quotas = await _quotas(kube)
         nodes, pods, jobs, workloads, namespaces, events = await asyncio.gather(
             read(NODES),
             read(PODS, fields=LIVE_PODS),
@@ -65,7 +66,10 @@ async def collect(kubeconfig: Path | None, context: str | None, namespace: str, 
                 if (strategy := (raw["metadata"].get("annotations") or {}).get(STRATEGY_ANNOTATION))
             },
         ),
+        quotas=tuple(views.quota_view(raw) for raw in quotas or ()),
     )
+    if quotas is None:
+        assumed = "; ".join(filter(None, (assumed, "you may not read GPUQuotas: they are left out")))
     return Collected(snapshot, settings, sorted(events[0], key=happened)[-_EVENTS:], assumed)
 
 
@@ -73,6 +77,16 @@ def happened(event: dict[str, Any]) -> str:
     """When it was last seen, as RFC 3339."""
     series = event.get("series") or {}
     return str(series.get("lastObservedTime") or event.get("eventTime") or event.get("deprecatedLastTimestamp") or "")
+
+
+async def _quotas(kube: KubeClient) -> list[dict[str, Any]] | None:
+    """None if they may not be read."""
+    try:
+        return (await kube.list(GPUQUOTAS))[0]
+    except NotFound:
+        return []  # an installation from before there were any
+    except AccessDenied:
+        return None
 
 
 async def _settings(kube: KubeClient) -> tuple[Settings, str]:

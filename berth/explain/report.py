@@ -44,14 +44,17 @@ def _sentence(told: Explanation) -> str:
 def _queue(told: Explanation, console: Console) -> None:
     source = f"{told.strategy} (from {told.strategy_from})"
     console.print(f"asks for   {_amounts(told.asks)}; strategy {escape(source)}")
+    order = "by share of the fleet, then priority and age" if told.quota else "by priority, then age"
     before = ", ".join(told.ahead[-_AHEAD:])
     more = f" and {len(told.ahead) - _AHEAD} more" if len(told.ahead) > _AHEAD else ""
     console.print(
-        f"queue      {told.position} of {told.queued} by priority, then age"
+        f"queue      {told.position} of {told.queued} {order}"
         + (f"; just before it: {escape(before)}{more}" if before else "; nobody is before it")
     )
-    if any(not reason for reason, _ in told.reasons):
-        console.print("[green]a node holds it now: it is placed in the next round, if nobody before it takes that[/]")
+    for number, line in enumerate(told.quota):
+        console.print(f"{'           ' if number else 'quota      '}{escape(line)}")
+    if told.next_node:
+        console.print(f"[green]the next round places it on node {escape(told.next_node)}, as things are[/]")
     for number, help_ in enumerate(told.helps):
         console.print(f"{'would help' if not number else '          '} {escape(help_)}")
 

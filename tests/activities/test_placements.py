@@ -58,6 +58,7 @@ class Cache:
 
     def __init__(self, *workloads: WorkloadView, jobs: tuple[JobView, ...] = ()) -> None:
         self.workloads, self.jobs, self.pods, self.nodes = Kept(*workloads), Kept(*jobs), Kept(), Kept()
+        self.quotas = Kept()
 
     async def reach(self, *_: object) -> dict[str, int]:
         return {}

@@ -29,7 +29,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_an_installed_berth_finds_its_manifests_and_its_trace(installed: Path) -> None:
-    assert [manifest["kind"] for manifest in install.manifests("crds")] == ["CustomResourceDefinition"]
+    assert [manifest["kind"] for manifest in install.manifests("crds")] == 2 * ["CustomResourceDefinition"]
     assert install.manifests("rbac")
     assert trace.default_folder().is_relative_to(installed)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from crds.definitions import DEFINITIONS
 from crds.generate import render
 from stack import Stack
 
@@ -45,7 +46,7 @@ class Door:
 
 @pytest.fixture(scope="module")
 def door(stack: Stack) -> Iterator[Door]:
-    stack.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=render())
+    stack.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=render(DEFINITIONS[0]))
     stack.kubectl("wait", "--for=condition=Established", "crd/gpuworkloads.gpu.warp.dev", "--timeout=30s")
     namespace = f"crd-{uuid.uuid4().hex[:8]}"
     stack.kubectl("create", "namespace", namespace)

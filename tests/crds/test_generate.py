@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from crds import generate
+from crds.definitions import DEFINITIONS, Definition
 from crds.gpuworkload import GPUWorkloadSpec
 
 
@@ -20,8 +21,11 @@ def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[st
             yield from nodes(schema[key], f"{path}[]")
 
 
-def version() -> dict[str, Any]:
-    found: dict[str, Any] = generate.custom_resource_definition()["spec"]["versions"][0]
+EVERY = pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda each: each.plural)
+
+
+def version(definition: Definition = DEFINITIONS[0]) -> dict[str, Any]:
+    found: dict[str, Any] = generate.custom_resource_definition(definition)["spec"]["versions"][0]
     return found
 
 
@@ -30,22 +34,25 @@ def test_the_checked_in_crd_is_up_to_date(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_drift_is_noticed(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(generate, "TARGET", tmp_path / "crds" / "x.yaml")
+    monkeypatch.setattr(generate, "TARGET", tmp_path / "crds")
     assert generate.main(["--check"]) == 1 and "python -m crds.generate" in capsys.readouterr().err
     assert generate.main([]) == 0 and generate.main(["--check"]) == 0
-    generate.TARGET.write_text(generate.TARGET.read_text() + "# edited\n")
+    written = generate.TARGET / "gpuworkloads.yaml"
+    written.write_text(written.read_text() + "# edited\n")
     assert generate.main(["--check"]) == 1
 
 
-def test_the_schema_is_structural() -> None:
-    for path, node in nodes(version()["schema"]["openAPIV3Schema"]):
+@EVERY
+def test_the_schema_is_structural(definition: Definition) -> None:
+    for path, node in nodes(version(definition)["schema"]["openAPIV3Schema"]):
         assert not {"$ref", "$defs", "title", "const", "anyOf", "allOf", "oneOf", "not"} & set(node), path
         assert "type" in node or node.get("x-kubernetes-int-or-string"), path
         assert node.get("additionalProperties") is not False, path
 
 
-def test_everything_in_spec_and_status_is_bounded() -> None:
-    for path, node in nodes(version()["schema"]["openAPIV3Schema"]):
+@EVERY
+def test_everything_in_spec_and_status_is_bounded(definition: Definition) -> None:
+    for path, node in nodes(version(definition)["schema"]["openAPIV3Schema"]):
         if not path.startswith((".spec", ".status")):
             continue
         if node.get("type") == "string" and "enum" not in node:
@@ -56,12 +63,12 @@ def test_everything_in_spec_and_status_is_bounded() -> None:
             assert "maxProperties" in node, path
 
 
-def test_every_field_but_three_is_fixed_after_the_first_job() -> None:
+def test_every_field_but_four_is_fixed_after_the_first_job() -> None:
     (rule,) = version()["schema"]["openAPIV3Schema"]["x-kubernetes-validations"]
     fields = {str(field.alias) for field in GPUWorkloadSpec.model_fields.values()}
     compared = {name for name in fields if f"self.spec.{name} == oldSelf.spec.{name}" in rule["rule"]}
     named = {name for name in fields if f"'{name}'" in rule["messageExpression"]}
-    assert fields - compared == fields - named == {"suspend", "priority", "activeDeadlineSeconds"}
+    assert fields - compared == fields - named == {"suspend", "priority", "preemptible", "activeDeadlineSeconds"}
 
 
 def test_columns() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from crds.gpuquota import GPUQuotaSpec
 from crds.gpuworkload import GPUWorkloadSpec
 from crds.settings import Settings
 from planning.model import (
@@ -16,6 +17,7 @@ from planning.model import (
     Ledger,
     NodeView,
     PodView,
+    QuotaView,
     Resources,
     Snapshot,
     Taint,
@@ -72,10 +74,20 @@ def promise(uid: str, node_name: str, attempt: int = 0, *, gpus: int = 1) -> Ass
     )  # fmt: skip
 
 
+def quota(name: str, *namespaces: str, **spec: Any) -> QuotaView:
+    """A GPUQuota; `gpus=8` stands for a nominal of that."""
+    raw: dict[str, Any] = {"namespaces": list(namespaces), **spec}
+    if "gpus" in raw:
+        raw["nominal"] = {"gpus": raw.pop("gpus")}
+    created = raw.pop("created", NOW)
+    parsed, invalid = GPUQuotaSpec.parse(raw)
+    return QuotaView(name, f"uid-{name}", 1, 1, created, parsed, invalid)
+
+
 def snapshot(
     nodes: Sequence[NodeView] = (), workloads: Sequence[WorkloadView] = (), *, jobs: Sequence[JobView] = (),
     pods: Sequence[PodView] = (), strategy: str = "leastLoaded", namespaces: Mapping[str, str] | None = None,
-    now: float = NOW, jobs_version: int = 0,
+    now: float = NOW, jobs_version: int = 0, quotas: Sequence[QuotaView] = (),
 ) -> Snapshot:  # fmt: skip
     return Snapshot(
         now,
@@ -85,6 +97,7 @@ def snapshot(
         tuple(workloads),
         Defaults(strategy, namespaces or {}),
         jobs_version,
+        quotas=tuple(quotas),
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from planning.capacity import Belongings, Room, room, standing
+from planning.capacity import Belongings, Room, holdings, room, standing
 from planning.ledger import after_carrying_out, after_deciding, after_requeue
 from planning.lifecycle import Observation, Step, next_step
 from planning.model import Assignment, JobView, Ledger, NodeView, PodView, Snapshot, Turn, WorkloadView
@@ -23,7 +23,7 @@ from tests.planning.builders import NOW, SETTINGS, job, node, pod, promise, snap
 def left_on_n(seen: Snapshot, promises: dict[str, Assignment] | None = None) -> Room:
     """What a round finds free on the node `n`."""
     mine = Belongings.of(seen.jobs, seen.pods)
-    return room(seen, standing(seen, Ledger(in_flight=promises or {}), mine), mine)["n"]
+    return room(seen.nodes, holdings(seen, standing(seen, Ledger(in_flight=promises or {}), mine), mine))["n"]
 
 
 @pytest.mark.parametrize("in_flight", [False, True])

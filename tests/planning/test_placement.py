@@ -39,8 +39,8 @@ def test_priority_then_age_then_name() -> None:
 
 
 def test_what_does_not_fit_is_skipped_and_waits() -> None:
-    decision = round_of(snapshot([node("n", 4)], [workload("a", 3), workload("b", 2), workload("c", 1)]))
-    assert placed(decision) == {"a": "n", "c": "n"}
+    decision = round_of(snapshot([node("m", 1), node("n", 4)], [workload("a", 3), workload("b", 2), workload("c", 1)]))
+    assert placed(decision) == {"a": "n", "c": "m"}
     assert [(w.uid, w.reason) for w in decision.waiting] == [("b", "WaitingForCapacity")]
     assert "none has 2 free now" in decision.waiting[0].message and decision.queued == 1 and not decision.more
 

@@ -1,0 +1,118 @@
+"""What a CustomResourceDefinition says beside its models: names, columns, rules across fields; one entry for each kind.
+
+For `crds.generate`. A new kind is one more `Definition` in `DEFINITIONS`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from crds import gpuquota, gpuworkload
+from crds.gpuquota import GPUQuotaSpec, GPUQuotaStatus
+from crds.gpuworkload import MUTABLE, GPUWorkloadSpec, GPUWorkloadStatus
+
+Schema = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Definition:
+    """One kind of gpu.warp.dev/v1alpha1. `module` is the file its models are in, `rules` are CEL rules of the root."""
+
+    kind: str
+    plural: str
+    short_name: str
+    scope: Literal["Namespaced", "Cluster"]
+    module: str
+    description: str
+    spec: type[BaseModel]
+    status: type[BaseModel]
+    columns: list[Schema]
+    rules: list[Schema] = field(default_factory=list)
+    selectable: tuple[str, ...] = ()
+
+
+def _immutability() -> list[Schema]:
+    """What is fixed once a Job was created. One rule, which the API server evaluates at every write of the object, most
+    of them of the status: comparing the whole spec first settles those for next to nothing, where a rule for each field
+    took an eighth of the write.
+    """
+    required = {field.alias for field in GPUWorkloadSpec.model_fields.values() if field.is_required()}
+    names = [field.alias or name for name, field in GPUWorkloadSpec.model_fields.items()]
+    fixed = [name for name in names if name not in MUTABLE]
+
+    def same(name: str) -> str:
+        new, old = f"self.spec.{name}", f"oldSelf.spec.{name}"
+        equal = f"{new} == {old}"
+        return equal if name in required else f"has({new}) == has({old}) && (!has({new}) || {equal})"
+
+    changed = "".join(f"!({same(name)}) ? '{name}' : " for name in fixed[:-1]) + f"'{fixed[-1]}'"
+    advice = (
+        f"cannot change once a Job was created (only {', '.join(MUTABLE)} can): delete the workload and create it anew"
+    )
+    return [
+        {
+            "rule": "!has(oldSelf.status) || !has(oldSelf.status.jobName) || self.spec == oldSelf.spec || ("
+            + " && ".join(same(name) for name in fixed)
+            + ")",
+            "fieldPath": ".spec",
+            "messageExpression": f"'spec.' + ({changed}) + ' {advice}'",
+            "message": f"the spec {advice}",
+        }
+    ]
+
+
+def column(name: str, path: str, kind: str = "string", **more: Any) -> Schema:
+    """A column of `kubectl get`; with `priority=1` it is shown by `-o wide` only."""
+    return {"name": name, "type": kind, "jsonPath": path, **more}
+
+
+DEFINITIONS = (
+    Definition(
+        kind=gpuworkload.KIND,
+        plural=gpuworkload.PLURAL,
+        short_name="gpuw",
+        scope="Namespaced",
+        module="crds/gpuworkload.py",
+        description="A model on a number of GPUs of one node: placed, run as a Job and retried by berth.",
+        spec=GPUWorkloadSpec,
+        status=GPUWorkloadStatus,
+        rules=_immutability(),
+        selectable=(".status.phase", ".status.assignedNode"),
+        columns=[
+            column("Model", ".spec.modelName"),
+            column("GPUs", ".spec.gpuCount", "integer"),
+            column("Strategy", ".status.strategy"),
+            column("Phase", ".status.phase"),
+            column("Node", ".status.assignedNode"),
+            column("Retries", ".status.retryCount", "integer"),
+            column("Age", ".metadata.creationTimestamp", "date"),
+            column("Priority", ".spec.priority", priority=1),
+            column("Message", ".status.message", priority=1),
+        ],
+    ),
+    Definition(
+        kind=gpuquota.KIND,
+        plural=gpuquota.PLURAL,
+        short_name="gpuq",
+        scope="Cluster",
+        module="crds/gpuquota.py",
+        description="What a tenant's GPU workloads may hold, and what it lends to and borrows from its cohort.",
+        spec=GPUQuotaSpec,
+        status=GPUQuotaStatus,
+        columns=[
+            column("Cohort", ".spec.cohort"),
+            column("GPUs", ".spec.nominal.gpus", "integer"),
+            column("Used", ".status.used.gpus", "integer"),
+            column("Borrowed", ".status.borrowed.gpus", "integer"),
+            column("Waiting", ".status.waiting", "integer"),
+            column("Share", ".status.share"),
+            column("Valid", '.status.conditions[?(@.type=="Valid")].status'),
+            column("Age", ".metadata.creationTimestamp", "date"),
+            column("Lately", ".status.lately", priority=1),
+            column("Message", '.status.conditions[?(@.type=="Valid")].message', priority=1),
+        ],
+    ),
+)

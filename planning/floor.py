@@ -1,0 +1,187 @@
+"""The nodes during a round of placement: what is left on them, what is kept free for whom, what is known of shapes.
+
+For the placement round alone, which takes and keeps; it decides nothing about whose turn it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from math import inf
+
+from crds.settings import Settings
+from planning import strategies
+from planning.capacity import Room
+from planning.demand import learned
+from planning.filters import Constraints, Shape, able_when_empty, explain_never, explain_now, lacking, refusal
+from planning.memory import Memory
+from planning.model import NodeView, Resources, Snapshot, Turn, WorkloadView
+from planning.strategies import Request, Strategy
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A workload that wants a place now. `limit`: the retries that it allows."""
+
+    view: WorkloadView
+    turn: Turn
+    shape: Shape
+    strategy: str
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What is kept free on a node for the workload at the head of the queue, until `start` (None: nobody can tell)."""
+
+    view: WorkloadView
+    node: str
+    amount: Resources
+    start: float | None
+
+
+class Floor:
+    """The nodes during one round: what is left on them, and what was found out about shapes so far."""
+
+    def __init__(self, snapshot: Snapshot, settings: Settings, left: dict[str, Room], memory: Memory) -> None:
+        self.nodes, self.left = snapshot.nodes, left
+        self.full: dict[Shape, bool] = {}  # no room for this shape -> whether any node could ever
+        self.kept: Kept | None = None
+        self._fleet = memory.fleet
+        self._fleet.refresh((node, left[node.name]) for node in snapshot.nodes)
+        self._messages: dict[Shape, str] = {}
+        self._refusals: dict[Constraints, list[str]] = {}
+        self._strategies: dict[str, Strategy] = {}
+        self._learned = partial(learned, snapshot.workloads, partial(memory.shape, settings=settings), snapshot.now)
+
+    def take(self, wish: Wish, strategy: str, seed: int, avoided: Collection[str] = ()) -> str:
+        """The node that holds the request from now on; '' if none does, but for those to avoid."""
+        view, need = wish.view, wish.shape.requests
+        request = Request(view.uid, view.namespace, view.name, need, seed)
+        place = self._fleet.find(request, wish.shape, self._strategy(strategy), avoided)
+        if place is None:
+            return ""
+        self._fleet.take(place, need)
+        self.left[place.node].take(need)
+        return place.node
+
+    def keep(self, kept: Kept) -> None:
+        """Nobody is given `kept.amount` on its node from now on, but by `take_kept`. For one workload a round."""
+        self.kept = kept
+        self._fleet.keep(kept.node, kept.amount)
+        self.left[kept.node].take(kept.amount)
+        self._messages.clear()
+
+    def take_kept(self, wish: Wish) -> bool:
+        """Gives the request room on the node of which some is kept, out of what is kept; False if it does not fit."""
+        if self.kept is None:
+            return False
+        left, need = self.left[self.kept.node], wish.shape.requests
+        index = next(i for i, node in enumerate(self.nodes) if node.name == self.kept.node)
+        left.give_back(self.kept.amount)
+        fits = not lacking(need, left) and not self._refused(wish.shape.constraints)[index]
+        if fits:
+            left.take(need)
+        left.take(self.kept.amount)
+        return fits
+
+    def reserve(self, node: str, need: Resources) -> None:
+        """Nobody is given this on the node from now on: it is somebody's who must wait for those that still hold it."""
+        self._fleet.keep(node, need)
+        self.left[node].take(need)
+        self._messages.clear()
+
+    def allowed(self, shape: Shape) -> Iterator[NodeView]:
+        """The nodes that take such a request if there is room."""
+        for node, why in zip(self.nodes, self._refused(shape.constraints), strict=True):
+            if not why:
+                yield node
+
+    def never(self, shape: Shape) -> bool:
+        """Whether no node could hold the shape even empty; remembers that it does not fit now."""
+        if shape not in self.full:
+            self.full[shape] = not any(able_when_empty(shape, node) for node in self.nodes)
+        return self.full[shape]
+
+    def explain(self, shape: Shape) -> str:
+        if shape not in self._messages:
+            if self.never(shape):
+                self._messages[shape] = explain_never(shape, self.nodes)
+            else:
+                text = explain_now(shape, self.nodes, self.left, self._refused(shape.constraints))
+                self._messages[shape] = text + self._because_of_the_kept(shape)
+        return self._messages[shape]
+
+    def _because_of_the_kept(self, shape: Shape) -> str:
+        """What to add where it would fit if nothing were kept free."""
+        if self.kept is None:
+            return ""
+        left = self.left[self.kept.node]
+        left.give_back(self.kept.amount)
+        fits = not lacking(shape.requests, left) and any(n.name == self.kept.node for n in self.allowed(shape))
+        left.take(self.kept.amount)
+        if not fits:
+            return ""
+        head = f"{self.kept.view.namespace}/{self.kept.view.name}"
+        return (
+            f"; what is free on node {self.kept.node} is kept for {head}, which is before it (preemptible work may use "
+            "it meanwhile, and work whose activeDeadlineSeconds end in time)"
+        )
+
+    def _refused(self, constraints: Constraints) -> list[str]:
+        """Why each node refuses such requests, whatever is free; '' where it does not."""
+        found = self._refusals.get(constraints)
+        if found is None:
+            found = self._refusals[constraints] = [refusal(constraints, node) for node in self.nodes]
+        return found
+
+    def _strategy(self, name: str) -> Strategy:
+        known = self._strategies.get(name)
+        if known is None:
+            known = self._strategies[name] = strategies.informed(name, self._learned)
+        return known
+
+
+def kept_for(
+    view: WorkloadView, shape: Shape, floor: Floor, releases: Mapping[str, list[tuple[float, Resources]]]
+) -> Kept | None:
+    """Where the workload at the head of the queue will fit first, and what must be kept free there until then.
+
+    `releases`: by node, what is held there and the moment at which it will be free at the latest (inf: unknown).
+    """
+    best: tuple[float, int, str] | None = None
+    for node in floor.allowed(shape):
+        if not able_when_empty(shape, node):
+            continue
+        left = floor.left[node.name]
+        start = _start(shape.requests, left, releases.get(node.name, ()))
+        key = (start, -max(0, left.gpus), node.name)
+        if best is None or key < best:
+            best = key
+    if best is None:
+        return None
+    start, _, name = best
+    freed = Room(0, 0, 0, 0)
+    if start < inf:
+        for moment, held in releases.get(name, ()):
+            if moment <= start:
+                freed.give_back(held)
+    need = shape.requests
+    amount = Resources(
+        max(0, need.gpus - freed.gpus),
+        max(0, need.cpu_milli - freed.cpu_milli),
+        max(0, need.memory - freed.memory),
+        max(0, need.pods - freed.pods),
+    )
+    return Kept(view, name, amount, start if start < inf else None)
+
+
+def _start(need: Resources, left: Room, releases: Iterable[tuple[float, Resources]]) -> float:
+    """When so much will be free; inf if nobody can tell."""
+    free = replace(left)
+    for moment, held in sorted(releases, key=lambda each: each[0]):
+        free.give_back(held)
+        if not lacking(need, free):
+            return moment
+    return inf

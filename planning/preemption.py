@@ -1,0 +1,262 @@
+"""Decides whose work is stopped so that a workload gets the place it is entitled to: the fewest, the cheapest, and only
+if it then fits, in its quota and on a node.
+
+For the placement round. Entitled against another is: within a tenant, a higher priority; between tenants, who stays
+within its nominal against who borrows; and whoever has room kept for it, against those that use the room meanwhile.
+None of these holds both ways, so no two can stop each other in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from crds.settings import Settings
+from planning.capacity import Belongings, Holding, Room
+from planning.filters import Shape, lacking
+from planning.floor import Floor, Wish
+from planning.model import JobView, NodeView, Resources, Snapshot, WorkloadView
+from planning.queue import turn_in_queue
+from planning.quotas import Books, above, firm, vector
+
+# What a round may spend: preemptors served, victims of one, and searches in vain (each for another shape and rank).
+SERVED = 8
+VICTIMS = 64
+_SEARCHES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A running Job that may be stopped. `lost`: the GPU-seconds of its run so far."""
+
+    job: JobView
+    view: WorkloadView
+    requests: Resources
+    lost: float
+
+    @property
+    def cost(self) -> tuple[int, float, str, str]:
+        """What orders the candidates: the cheapest first."""
+        priority = self.view.spec.priority_value if self.view.spec else 0
+        return priority, self.lost, self.view.namespace, self.view.name
+
+
+@dataclass(frozen=True, slots=True)
+class Clearing:
+    """A node on which there will be room once all of `victims` are gone, and those that are going already."""
+
+    node: str
+    victims: tuple[Candidate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """A workload before this one that found no place: it must not be the one to profit."""
+
+    namespace: str
+    shape: Shape
+    firm: bool
+
+
+def candidates(snapshot: Snapshot, mine: Belongings, settings: Settings) -> list[Candidate]:
+    """Everything that may be stopped at all, the cheapest first; what runs for less than the minimum is left alone."""
+    found = []
+    for view in snapshot.workloads:
+        if view.finished or view.deleting or firm(view):
+            continue
+        for job in mine.jobs.get((view.namespace, view.uid), ()):
+            if job.finished or job.deleting or job.preempted or job.withdrawn:
+                continue
+            since = job.started if job.started is not None else job.created
+            if snapshot.now - since < settings.minimum_runtime_seconds:
+                continue
+            pods = [pod for pod in mine.pods.get((view.namespace, view.uid), ()) if pod.job_name == job.name]
+            if any(pod.node == job.node and not pod.terminating for pod in pods):
+                lost = max(0.0, snapshot.now - since) * job.requests.gpus
+                found.append(Candidate(job, view, job.requests, lost))
+    return sorted(found, key=lambda each: each.cost)
+
+
+def next_stoppable(snapshot: Snapshot, mine: Belongings, settings: Settings) -> float | None:
+    """Seconds until the next workload that may be preempted has run for the minimum."""
+    ages = [
+        snapshot.now - (job.started if job.started is not None else job.created)
+        for view in snapshot.workloads
+        if not view.finished and not view.deleting and not firm(view)
+        for job in mine.jobs.get((view.namespace, view.uid), ())
+        if not job.finished and not job.deleting and not job.preempted
+    ]
+    least = settings.minimum_runtime_seconds
+    return min((least - age for age in ages if 0 <= age < least), default=None)
+
+
+class Preemptor:
+    """For one round: who must go, asked for one workload after the other in the order of the queue."""
+
+    def __init__(
+        self, floor: Floor, books: Books, held: Iterable[Holding], found: list[Candidate],
+        views: Mapping[tuple[str, str], WorkloadView],
+    ) -> None:  # fmt: skip
+        self._floor, self._books, self._candidates = floor, books, found
+        self._leaving = [each for each in held if each.leaving]
+        self._coming: dict[str, Room] = {}
+        for each in self._leaving:
+            self._coming.setdefault(each.node, Room(0, 0, 0, 0)).give_back(each.requests)
+        self._by_node: dict[str, list[Candidate]] = {}
+        for candidate in found:
+            self._by_node.setdefault(candidate.job.node, []).append(candidate)
+        self._views = views
+        self._gone: set[str] = set()
+        self._in_vain: set[tuple[object, ...]] = set()
+        self._served = 0
+
+    def clear(self, wish: Wish, blocked: Iterable[Blocked], *, head: bool) -> Clearing | None:
+        """Where room is made for the workload, and by whom; None if nobody can or may be stopped for it. `head`: of
+        those for whom there is no room it is the first, and so the one for whom room is kept.
+
+        From then on the room is its own: neither it nor the quota is given to anybody else in this round.
+        """
+        if not self._leaving and not self._candidates:
+            return None
+        view, shape, kept = wish.view, wish.shape, firm(wish.view)
+        account = self._books.tenant(view.namespace)
+        key = (account.name, shape, kept, view.spec.priority_value if view.spec else 0, head)
+        if key in self._in_vain or len(self._in_vain) >= _SEARCHES:
+            return None
+        given = [(each.namespace, each.requests, self._kind(each)) for each in self._leaving]
+        for namespace, requests, kind in given:
+            self._books.give_back(namespace, requests, firm=kind)
+        found = self._search(wish, list(blocked), head)
+        for namespace, requests, kind in given:
+            self._books.take(namespace, requests, firm=kind)
+        if found is None:
+            self._in_vain.add(key)
+            return None
+        if found.victims:
+            if self._served >= SERVED:
+                return None
+            self._served += 1
+        self._gone |= {each.job.uid for each in found.victims}
+        for each in found.victims:
+            self._coming.setdefault(each.job.node, Room(0, 0, 0, 0)).give_back(each.requests)
+            self._leaving.append(Holding(each.view.namespace, each.view.uid, each.job.node, each.requests, True))
+        self._floor.reserve(found.node, shape.requests)
+        self._books.take(view.namespace, shape.requests, firm=kept)
+        return found
+
+    def _kind(self, holding: Holding) -> bool:
+        return firm(self._views.get((holding.namespace, holding.workload_uid)))
+
+    def _search(self, wish: Wish, blocked: list[Blocked], head: bool) -> Clearing | None:
+        chosen: list[Candidate] = []
+        with self._without(chosen):
+            if not self._enough_quota(wish, chosen, head):
+                return None
+            options = [each for node in self._floor.allowed(wish.shape) if (each := self._on(node, wish, chosen, head))]
+            options.sort(key=lambda each: (_price(each), each.node))
+            return next((each for each in options if not self._profits(each, chosen, blocked)), None)
+
+    @contextmanager
+    def _without(self, stopped: list[Candidate]) -> Iterator[None]:
+        """The books as if those were gone: now, and those that are added meanwhile by `_stop`."""
+        for each in stopped:
+            self._books.give_back(each.view.namespace, each.requests, firm=False)
+        try:
+            yield
+        finally:
+            for each in stopped:
+                self._books.take(each.view.namespace, each.requests, firm=False)
+
+    def _stop(self, each: Candidate, stopped: list[Candidate]) -> None:
+        self._books.give_back(each.view.namespace, each.requests, firm=False)
+        stopped.append(each)
+
+    def _enough_quota(self, wish: Wish, chosen: list[Candidate], head: bool) -> bool:
+        """Stops candidates until the tenant's quota suffices."""
+        view, need, kept = wish.view, wish.shape.requests, firm(wish.view)
+        account = self._books.tenant(view.namespace)
+        cohorts = {each.name for each in above(account)}
+        while (short := self._books.short(view.namespace, need, firm=kept)) is not None:
+            if short.firm or len(chosen) >= VICTIMS:
+                return False
+            for each in self._candidates:
+                theirs = self._books.tenant(each.view.namespace)
+                related = theirs is account or not cohorts.isdisjoint(c.name for c in above(theirs))
+                useful = related and vector(each.requests)[short.what] and each not in chosen
+                if useful and self._entitled(wish, each, head):
+                    self._stop(each, chosen)
+                    break
+            else:
+                return False
+        return True
+
+    def _on(self, node: NodeView, wish: Wish, chosen: list[Candidate], head: bool) -> Clearing | None:
+        """Who must go from this node, beside those chosen for the quota; None if it cannot be cleared."""
+        need, free = wish.shape.requests, self._free(node.name, chosen)
+        more: list[Candidate] = []
+        with self._without(more):
+            for each in self._by_node.get(node.name, ()):
+                if not lacking(need, free) or len(more) + len(chosen) >= VICTIMS:
+                    break
+                if each not in chosen and self._entitled(wish, each, head):
+                    free.give_back(each.requests)
+                    self._stop(each, more)
+        if lacking(need, free):
+            return None
+        for each in sorted(more, key=lambda each: each.cost, reverse=True):
+            free.take(each.requests)
+            if lacking(need, free):
+                free.give_back(each.requests)
+            else:
+                more.remove(each)
+        return Clearing(node.name, (*chosen, *more))
+
+    def _entitled(self, wish: Wish, each: Candidate, head: bool) -> bool:
+        """Whether this workload may stop that one, as the books stand."""
+        mine, theirs = (self._books.tenant(view.namespace) for view in (wish.view, each.view))
+        if each.job.uid in self._gone:
+            return False
+        if theirs is mine:
+            first = turn_in_queue(wish.view)[0] < turn_in_queue(each.view)[0]
+            return first or (head and each.job.backfill and turn_in_queue(wish.view) < turn_in_queue(each.view))
+        within, borrowing = not self._books.borrows(mine, wish.shape.requests), self._books.borrows(theirs)
+        if head and each.job.backfill and (within or borrowing):
+            return True
+        return within and borrowing and mine.nominal[0] is not None
+
+    def _free(self, node: str, stopped: Iterable[Candidate]) -> Room:
+        """What will be free on the node once those are gone, and those that are going."""
+        free = replace(self._floor.left[node])
+        coming = self._coming.get(node)
+        if coming is not None:
+            free.give_back(Resources(coming.gpus, coming.cpu_milli, coming.memory, coming.pods))
+        for each in stopped:
+            if each.job.node == node:
+                free.give_back(each.requests)
+        return free
+
+    def _profits(self, clearing: Clearing, chosen: list[Candidate], blocked: list[Blocked]) -> bool:
+        """Whether somebody before it in the queue would take what becomes free: then it would be for nothing."""
+        if not clearing.victims:
+            return False
+        more = [each for each in clearing.victims if each not in chosen]
+        cleared = self._free(clearing.node, clearing.victims)
+        with self._without(more):
+            return any(
+                self._books.short(each.namespace, each.shape.requests, firm=each.firm) is None
+                and any(
+                    not lacking(
+                        each.shape.requests, cleared if node.name == clearing.node else self._floor.left[node.name]
+                    )
+                    for node in self._floor.allowed(each.shape)
+                )
+                for each in blocked
+            )
+
+
+def _price(clearing: Clearing) -> tuple[int, int, float]:
+    """What it costs: the highest priority that is stopped, then how many, then the GPU-seconds that are lost."""
+    victims = clearing.victims
+    highest = max((each.cost[0] for each in victims), default=-(10**9))
+    return highest, len(victims), sum(each.lost for each in victims)

@@ -1,0 +1,108 @@
+"""Decides what the status of a GPUQuota says, and when it is worth a write.
+
+For the activity that carries out a round, which shows the quotas with it. What a tenant holds changes with every round;
+it is written at most every few seconds, what is wrong with a quota at once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from planning.capacity import Belongings, holdings
+from planning.model import Lately, QuotaView, Snapshot
+from planning.quotas import Account, Books, opened, recalled
+from planning.status import timestamp
+
+# Seconds between two writes of what is held.
+PAUSE = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaLag:
+    """A GPUQuota and the status that is due."""
+
+    view: QuotaView
+    status: dict[str, Any]
+
+
+def lagging_quotas(snapshot: Snapshot, lately: Mapping[str, Lately]) -> list[QuotaLag]:
+    """The quotas whose status says something else than what is, and may be written now."""
+    if not snapshot.quotas:
+        return []
+    mine = Belongings.of(snapshot.jobs, snapshot.pods)
+    views = {(view.namespace, view.uid): view for view in snapshot.workloads}
+    books = opened(snapshot.quotas, snapshot.nodes, holdings(snapshot, {}, mine), views)
+    waiting = Counter(
+        books.tenant(view.namespace).name
+        for view in snapshot.workloads
+        if not view.finished and not view.deleting and (view.namespace, view.uid) not in mine.jobs
+    )
+    found = []
+    for view in snapshot.quotas:
+        due = _status(view, books, waiting, lately, snapshot.now)
+        shown = {key: value for key, value in view.status.items() if key != "updated"}
+        if shown == due:
+            continue
+        news = shown.get("conditions") != due["conditions"]
+        if news or timestamp(snapshot.now - PAUSE) >= str(view.status.get("updated", "")):
+            found.append(QuotaLag(view, {**due, "updated": timestamp(snapshot.now)}))
+    return found
+
+
+def _status(
+    view: QuotaView, books: Books, waiting: Mapping[str, int], lately: Mapping[str, Lately], now: float
+) -> dict[str, Any]:
+    problem = books.problems.get(view.name, "")
+    before = next((c for c in _conditions(view.status) if c.get("type") == "Valid"), {})
+    value = "False" if problem else "True"
+    same = before.get("status") == value and isinstance(before.get("lastTransitionTime"), str)
+    status: dict[str, Any] = {
+        "observedGeneration": view.generation,
+        "conditions": [
+            {
+                "type": "Valid",
+                "status": value,
+                "observedGeneration": view.generation,
+                "lastTransitionTime": before["lastTransitionTime"] if same else timestamp(now),
+                "reason": "Misconfigured" if problem else "Valid",
+                "message": problem,
+            }
+        ],
+    }
+    account = books.accounts.get(view.name)
+    if account is None:
+        return status
+    status |= {"used": _held(account.used), "borrowed": _held(_borrowed(account))}
+    if account.tenant:
+        status["waiting"] = waiting.get(view.name, 0)
+        status["share"] = _percent(books.share(account))
+        status["lately"] = _percent(recalled(lately.get(view.name), now))
+    return status
+
+
+def _borrowed(account: Account) -> list[int]:
+    return [
+        max(0, used - nominal) if nominal is not None else 0
+        for used, nominal in zip(account.used, account.nominal, strict=True)
+    ]
+
+
+def _held(amounts: list[int]) -> dict[str, Any]:
+    gpus, cpu, memory = amounts
+    return {
+        "gpus": max(0, gpus),
+        "cpu": f"{cpu // 1000}" if cpu % 1000 == 0 else f"{cpu}m",
+        "memory": f"{memory // 2**30}Gi" if memory % 2**30 == 0 else f"{memory // 2**20}Mi",
+    }
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _conditions(status: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+    found = status.get("conditions")
+    return [item for item in found if isinstance(item, Mapping)] if isinstance(found, list) else []

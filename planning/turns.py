@@ -1,0 +1,263 @@
+"""Gives the workloads in the queue their turns: a place, somebody else's place, or the reason why they wait.
+
+For the placement round, which knows whose turn it is. Room is kept for the first for whom there is none, and so is what
+the first of each tenant lacks of its quota: others use it only if they can be stopped, or will have ended by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import inf
+
+from planning import status
+from planning.capacity import Holding
+from planning.floor import Floor, Wish, kept_for
+from planning.lifecycle import JOB_REFUSED, NO_SUITABLE_NODE
+from planning.model import (
+    AVOIDED_NODES,
+    Assignment,
+    Decision,
+    Ledger,
+    Preemption,
+    Resources,
+    Turn,
+    Verdict,
+    Waiting,
+    WorkloadView,
+)
+from planning.naming import job_name
+from planning.preemption import Blocked, Preemptor
+from planning.quotas import Books, firm
+from planning.strategies import StrategyError
+from planning.strategies.random import Random
+
+STRATEGY_FAILED = "StrategyFailed"
+WAITING_FOR_CAPACITY = "WaitingForCapacity"
+WAITING_FOR_QUOTA = "WaitingForQuota"
+PREEMPTING = "Preempting"
+
+# A decision goes through a history and must stay far below 1 MiB (law 4): beyond this the rest is left to the next
+# round. An entry's own size is its message and about this much for names and punctuation.
+_BUDGET = 384 * 1024
+_ENTRY = 448
+
+# Workloads without a place whose shapes are remembered, lest somebody is stopped in vain.
+_BLOCKED = 16
+
+_ADVICE = "{}; choose another (spec.schedulingStrategy), or mend it"
+_STOPPED = "preempted: its place on node {node} goes to {by}; it is queued again, and no retry is counted"
+_PODLESS = (
+    "no pod could be created for its Jobs: a quota, the namespace's PodSecurity level or a webhook refuses them "
+    "(`kubectl get events` of the namespace names it)"
+)
+
+
+@dataclass(slots=True)
+class Told:
+    """What a round has decided so far: as much as a history takes."""
+
+    decision: Decision = field(default_factory=Decision)
+    queued: int = 0
+    more: bool = False
+    left: int = _BUDGET
+
+    def affords(self, message: str) -> bool:
+        """Whether one more entry with this message still fits; else the rest is for the next round."""
+        cost = _ENTRY + len(message) * 2
+        if cost > self.left:
+            self.more = True
+            return False
+        self.left -= cost
+        return True
+
+    def waits(self, view: WorkloadView, reason: str, message: Callable[[], str]) -> None:
+        """The workload stays in the queue, and is told why unless it is told already."""
+        self.queued += 1
+        if not status.shows(view, reason) and self.affords(text := message()):
+            self.decision.waiting.append(wait(view, reason, text))
+
+    def judged(self, wish: Wish, reason: str, message: str) -> None:
+        """The workload cannot go on by waiting."""
+        view = wish.view
+        if self.affords(message):
+            self.decision.verdicts.append(
+                Verdict(view.uid, view.namespace, view.name, wish.turn, reason, message, view.generation)
+            )
+
+
+@dataclass(slots=True)
+class Turns:
+    """One round's turns, one workload after the other; what is decided is added to `told`."""
+
+    floor: Floor
+    books: Books
+    preemptor: Preemptor
+    told: Told
+    ledger: Ledger
+    now: float
+    seed: int
+    reconsidered: list[str]
+    held: list[Holding]
+    blocked: list[Blocked] = field(default_factory=list)
+    first: dict[str, Wish] = field(default_factory=dict)  # by tenant, who waits for its quota
+
+    def take(self, wish: Wish) -> None:
+        shape, view, books, told = wish.shape, wish.view, self.books, self.told
+        need, kept = shape.requests, firm(wish.view)
+        if wish.turn.retries > wish.limit:
+            told.judged(wish, JOB_REFUSED, _PODLESS)
+            return
+        if books.short(view.namespace, need, firm=kept) is not None:
+            self._lacks_quota(wish)
+            return
+        tenant = books.tenant(view.namespace).name
+        before = self.first.get(tenant)
+        if before is not None and not self._leaves_enough(before, wish):
+            if kept:
+                told.waits(view, WAITING_FOR_QUOTA, partial(_behind, tenant, before.view))
+                return
+        else:
+            before = None
+        avoided = self.ledger.avoided.get(view.uid) if view.uid not in self.reconsidered else None
+        try:
+            assignment, anew = _assigned(wish, self.floor, avoided.nodes if avoided else (), self.seed)
+        except StrategyError as failed:
+            told.waits(view, STRATEGY_FAILED, partial(_ADVICE.format, failed))
+            return
+        if assignment is None and self.floor.kept and self._in_between(wish) and self.floor.take_kept(wish):
+            assignment = replace(_assignment(wish, self.floor.kept.node, wish.strategy), backfill=not self._ends(wish))
+        if assignment is not None:
+            if before is not None:
+                assignment = replace(assignment, backfill=True)
+            told.decision.assignments.append(assignment)
+            books.take(view.namespace, need, firm=kept)
+            if anew:
+                self.reconsidered.append(view.uid)
+        elif self.floor.never(shape):
+            told.judged(wish, NO_SUITABLE_NODE, self.floor.explain(shape))
+        else:
+            self._lacks_room(wish)
+
+    def _lacks_quota(self, wish: Wish) -> None:
+        view, need, kept = wish.view, wish.shape.requests, firm(wish.view)
+        tenant, attainable = (
+            self.books.tenant(view.namespace).name,
+            self.books.attainable(view.namespace, need, firm=kept),
+        )
+        if attainable and self._cleared(wish, head=tenant not in self.first):
+            return
+        why = self.books.explain(view.namespace, need, firm=kept)
+        self._note(wish)
+        if attainable:
+            self.first.setdefault(tenant, wish)
+        self.told.waits(view, WAITING_FOR_QUOTA, lambda: why)
+
+    def _lacks_room(self, wish: Wish) -> None:
+        head = self.floor.kept is None
+        if self._cleared(wish, head=head):
+            return
+        self._note(wish)
+        self.told.waits(wish.view, WAITING_FOR_CAPACITY, partial(self.floor.explain, wish.shape))
+        if head and (kept := kept_for(wish.view, wish.shape, self.floor, self._releases())):
+            self.floor.keep(kept)
+
+    def _cleared(self, wish: Wish, *, head: bool) -> bool:
+        """Whether room is being made for the workload; who must go is told to."""
+        found = self.preemptor.clear(wish, self.blocked, head=head)
+        if found is None:
+            return False
+        for each in found.victims:
+            message = _STOPPED.format(node=each.job.node, by=f"{wish.view.namespace}/{wish.view.name}")
+            self.told.affords(message)  # it is for whom there is room now, so it is told in any case
+            self.told.decision.preemptions.append(
+                Preemption(
+                    each.view.uid, each.view.namespace, each.view.name, each.job.name, each.job.uid,
+                    each.job.resource_version, Turn(each.job.attempt + 1, each.job.retries), message,
+                )
+            )  # fmt: skip
+        names = sorted(f"{each.view.namespace}/{each.view.name}" for each in found.victims)
+        self.told.waits(wish.view, PREEMPTING, partial(_making_room, found.node, names))
+        return True
+
+    def _note(self, wish: Wish) -> None:
+        blocked = Blocked(wish.view.namespace, wish.shape, firm(wish.view))
+        if len(self.blocked) < _BLOCKED and blocked not in self.blocked:
+            self.blocked.append(blocked)
+
+    def _leaves_enough(self, before: Wish, wish: Wish) -> bool:
+        """Whether what the tenant may still take suffices for this one beside the one before it."""
+        a, b = before.shape.requests, wish.shape.requests
+        both = Resources(a.gpus + b.gpus, a.cpu_milli + b.cpu_milli, a.memory + b.memory)
+        return self.books.short(wish.view.namespace, both, firm=firm(wish.view)) is None
+
+    def _in_between(self, wish: Wish) -> bool:
+        """Whether it may use what is kept for somebody else."""
+        return not firm(wish.view) or self._ends(wish)
+
+    def _ends(self, wish: Wish) -> bool:
+        """Whether it will have ended when the room is needed."""
+        kept, spec = self.floor.kept, wish.view.spec
+        if kept is None or kept.start is None or spec is None or spec.active_deadline_seconds is None:
+            return False
+        return self.now + spec.active_deadline_seconds <= kept.start
+
+    def _releases(self) -> dict[str, list[tuple[float, Resources]]]:
+        """By node, what is held there and when it will be free at the latest."""
+        found: dict[str, list[tuple[float, Resources]]] = {}
+        for each in self.held:
+            moment = self.now if each.leaving else each.until if each.until is not None else inf
+            found.setdefault(each.node, []).append((max(moment, self.now), each.requests))
+        return found
+
+
+def _behind(tenant: str, before: WorkloadView) -> str:
+    return (
+        f"GPUQuota {tenant}: what is left of it is kept for {before.namespace}/{before.name}, which is before it "
+        "(preemptible work may use it meanwhile)"
+    )
+
+
+def _making_room(node: str, names: list[str]) -> str:
+    """What is said to the workload that gets the room."""
+    if not names:
+        return f"room is being made on node {node}; it is placed when those that were stopped there are gone"
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return f"room is being made on node {node}: {shown} must stop; it is placed when they are gone"
+
+
+def wait(view: WorkloadView, reason: str, message: str) -> Waiting:
+    return Waiting(view.uid, view.namespace, view.name, view.resource_version, reason, message)
+
+
+def _assigned(wish: Wish, floor: Floor, avoided: tuple[str, ...], seed: int) -> tuple[Assignment | None, bool]:
+    """The workload's place: on a node where it was not withdrawn before, if there is one; if not (True) it begins anew.
+
+    A strategy that always chooses alike would go round in a circle among the nodes that are remembered and the next
+    one. Where that many were tried in vain, chance goes on: it gets everywhere in the end.
+    """
+    if wish.shape in floor.full:
+        return None, False
+    strategy = Random.name if len(avoided) >= AVOIDED_NODES else wish.strategy
+    node, anew = floor.take(wish, strategy, seed, avoided), False
+    if not node and avoided:
+        strategy, anew = wish.strategy, True
+        node = floor.take(wish, strategy, seed)
+    return (_assignment(wish, node, strategy), anew) if node else (None, False)
+
+
+def _assignment(wish: Wish, node: str, strategy: str) -> Assignment:
+    view, turn = wish.view, wish.turn
+    return Assignment(
+        uid=view.uid,
+        namespace=view.namespace,
+        name=view.name,
+        generation=view.generation,
+        resource_version=view.resource_version,
+        turn=turn,
+        node=node,
+        requests=wish.shape.requests,
+        strategy=strategy,
+        job_name=job_name(view.name, view.uid, turn.attempt),
+    )

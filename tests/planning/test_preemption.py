@@ -1,0 +1,184 @@
+"""Who is stopped for whom: the fewest, the cheapest, those whom one is entitled to, and nobody for nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from planning.model import NodeView, QuotaView, WorkloadView
+from tests.planning.builders import NOW, node, quota, workload
+from tests.planning.cluster import Cluster
+
+LOW = {"priority": "low"}
+HIGH = {"priority": "high"}
+FREE = {"preemptible": True}
+
+
+def cluster(*nodes: NodeView, quotas: list[QuotaView] | None = None) -> Cluster:
+    return Cluster(list(nodes), quotas or [])
+
+
+def running(*views: WorkloadView, on: Cluster, for_: float = 100.0) -> Cluster:
+    """The workloads run already, since so many seconds."""
+    on.add(*views)
+    on.settle()
+    assert on.running.keys() >= {view.uid for view in views}
+    on.now += for_
+    return on
+
+
+def named(uid: str, gpus: int = 1, namespace: str = "ns", age: float = 100.0, **spec: Any) -> WorkloadView:
+    return workload(uid, gpus, spec=spec, namespace=namespace, created=NOW - age)
+
+
+def after(on: Cluster, *views: WorkloadView) -> Cluster:
+    """What became of it when these were added and all that is stopped is gone."""
+    on.add(*views)
+    for _ in range(4):
+        on.settle()
+        on.check()
+        on.tick(1)
+    return on
+
+
+def test_a_higher_priority_stops_preemptible_work_of_its_tenant() -> None:
+    there = running(named("low", 8, **LOW), on=cluster(node("n", 8)))
+    there.add(named("high", 8, **HIGH))
+    decision = there.round()
+    assert [p.uid for p in decision.preemptions] == ["low"] and "goes to ns/high" in decision.preemptions[0].message
+    (entry,) = decision.waiting
+    assert (entry.uid, entry.reason) == ("high", "Preempting") and "ns/low must stop" in entry.message
+    assert not there.round().preemptions, "it is being stopped already"
+    there.tick(1)
+    there.settle()
+    assert there.running == {"high": "n"} and there.ledger.turns["low"].attempt == 1
+
+
+@pytest.mark.parametrize(
+    ("victim", "comes"),
+    [
+        ({"priority": "normal"}, HIGH),  # may not be preempted
+        ({"priority": "low", "preemptible": False}, HIGH),
+        ({"priority": "normal", "preemptible": True}, {"priority": "normal"}),  # no higher
+        (LOW, {"priority": -101}),
+    ],
+)
+def test_nobody_else_is_stopped(victim: dict[str, Any], comes: dict[str, Any]) -> None:
+    there = running(named("a", 8, **victim), on=cluster(node("n", 8)))
+    after(there, named("b", 8, **comes))
+    assert there.running == {"a": "n"} and not there.stopped
+
+
+def test_what_has_just_begun_is_left_alone_for_a_while() -> None:
+    there = running(named("low", 8, **LOW), on=cluster(node("n", 8)), for_=20)
+    there.add(named("high", 8, **HIGH))
+    decision = there.round()
+    assert not decision.preemptions and decision.wake_after == pytest.approx(40)
+    there.tick(41)
+    assert there.round().preemptions
+
+
+def test_the_lowest_then_the_fewest_then_the_youngest() -> None:
+    there = running(named("a", 4, priority=-300), named("b", 4, **LOW), on=cluster(node("n", 8)))
+    after(there, named("c", 4, **HIGH))
+    assert [uid for uid, _ in there.stopped] == ["a"]
+
+    there = cluster(node("n", 4), node("m", 4))
+    running(*(named(f"s{i}", 1, nodeSelector={"kubernetes.io/hostname": "n"}, **LOW) for i in range(4)), on=there)
+    running(named("l", 4, **LOW), on=there)
+    after(there, named("c", 4, **HIGH))
+    assert [uid for uid, _ in there.stopped] == ["l"]
+
+    there = running(named("old", 4, **LOW), on=cluster(node("n", 8)), for_=1000)
+    running(named("new", 4, **LOW), on=there)
+    after(there, named("c", 4, **HIGH))
+    assert [uid for uid, _ in there.stopped] == ["new"]
+
+
+def test_only_those_who_are_in_the_way() -> None:
+    there = running(*(named(f"s{i}", size, **LOW) for i, size in enumerate((1, 2, 5))), on=cluster(node("n", 8)))
+    after(there, named("c", 5, **HIGH))
+    assert [uid for uid, _ in there.stopped] == ["s2"], "the cheaper ones are spared, for without them it does not fit"
+
+
+def test_never_for_nothing() -> None:
+    there = running(named("firm", 4), named("low", 4, **LOW), on=cluster(node("n", 8)))
+    after(there, named("c", 8, **HIGH))
+    assert not there.stopped, "with the low one gone it would still not fit"
+
+
+def test_not_if_somebody_before_it_would_take_the_place() -> None:
+    quotas = [quota("p", "a"), quota("q", "b")]
+    there = running(named("low", 4, "b", **LOW), on=cluster(node("n", 4), quotas=quotas))
+    there.add(named("first", 4, "a", **LOW), named("second", 4, "b"))
+    decision = there.round()
+    assert not decision.preemptions, "the tenant that holds nothing goes first, and would take the place"
+    del there.workloads["first"]
+    assert [p.uid for p in there.round().preemptions] == ["low"]
+
+
+def test_who_stays_within_its_nominal_stops_who_borrows() -> None:
+    quotas = [quota("c"), quota("p", "a", gpus=4, cohort="c"), quota("q", "b", gpus=4, cohort="c")]
+    there = running(*(named(f"b{i}", 2, "b", **FREE) for i in range(4)), on=cluster(node("n", 8), quotas=quotas))
+    after(there, named("a", 3, "a"))
+    assert len(there.stopped) == 2 and there.running["a"] == "n"
+    after(there, named("a2", 2, "a", **FREE))
+    assert len(there.stopped) == 2 and "a2" not in there.running, "it would have to borrow itself"
+
+
+def test_who_borrows_is_never_stopped_below_its_nominal() -> None:
+    quotas = [quota("c"), quota("p", "a", gpus=6, cohort="c"), quota("q", "b", gpus=2, cohort="c")]
+    there = running(*(named(f"b{i}", 1, "b", **FREE) for i in range(8)), on=cluster(node("n", 8), quotas=quotas))
+    after(there, named("a", 6, "a"))
+    assert len(there.stopped) == 6 and there.running["a"] == "n"
+    assert sum(uid.startswith("b") for uid in there.running) == 2
+
+
+def test_room_is_kept_for_the_first_who_finds_none() -> None:
+    there = running(named("a", 6), on=cluster(node("n", 8)))
+    there.runs["a"] = 150
+    there.add(named("large", 4, age=50), named("small", 1, age=1))
+    told = {entry.uid: entry.message for entry in there.round().waiting}
+    assert there.running == {"a": "n"} and "is kept for ns/large, which is before it" in told["small"]
+    there.tick(100)
+    there.settle()
+    assert there.running == {"large": "n", "small": "n"}
+
+
+def test_preemptible_work_uses_what_is_kept_and_makes_way() -> None:
+    for asked, stopped in ((4, []), (8, ["small"])):
+        there = running(named("a", 6), on=cluster(node("n", 8)))
+        there.runs["a"] = 300
+        after(there, named("large", asked, age=50), named("small", 2, age=1, **FREE))
+        assert there.running == {"a": "n", "small": "n"} and there.jobs["small"].backfill
+        there.tick(250)
+        after(there)
+        assert "large" in there.running and [uid for uid, _ in there.stopped] == stopped
+
+
+def test_who_ends_in_time_uses_what_is_kept() -> None:
+    there = running(named("a", 4, activeDeadlineSeconds=500), on=cluster(node("n", 8)))
+    short, long = (
+        named("short", 2, age=2, activeDeadlineSeconds=300),
+        named("long", 2, age=1, activeDeadlineSeconds=900),
+    )
+    after(there, named("large", 8, age=50), short, long)
+    assert there.running == {"a": "n", "short": "n"} and not there.jobs["short"].backfill
+
+
+def test_room_beside_what_is_kept_is_everybodys() -> None:
+    there = running(named("a", 4, activeDeadlineSeconds=500), on=cluster(node("n", 8)))
+    after(there, named("large", 6, age=50), named("small", 2, age=2), named("more", 1, age=1))
+    assert there.running == {"a": "n", "small": "n"}, "4 that come free and 2 that are kept make 6"
+
+
+def test_the_quota_of_the_first_is_kept_too_and_had_back() -> None:
+    quotas = [quota("q", "a", gpus=8)]
+    there = running(named("r", 5, "a"), on=cluster(node("n", 8), node("m", 8), quotas=quotas))
+    there.runs["r"] = 300
+    after(there, named("large", 8, "a", age=50), named("small", 2, "a", age=1, **FREE))
+    assert there.running.keys() == {"r", "small"} and there.jobs["small"].backfill
+    there.tick(250)
+    after(there)
+    assert there.running.keys() == {"large"} and [uid for uid, _ in there.stopped] == ["small"]

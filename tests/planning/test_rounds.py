@@ -1,0 +1,99 @@
+"""Whole lives of queues, round after round: nothing is over-committed, nobody waits for ever, nobody is stopped for
+nothing, and no two stop each other in turn.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from planning.model import QuotaView, WorkloadView
+from tests.planning.builders import NOW, node, quota, workload
+from tests.planning.cluster import Cluster
+
+NODES = (8, 8, 4)
+NAMESPACES = "abc"
+
+
+@st.composite
+def quotas(draw: st.DrawFn) -> list[QuotaView]:
+    """None, or tenants under one cohort, which in all may hold more or less than there is."""
+    if draw(st.booleans()):
+        return []
+    found = [quota("c", gpus=draw(st.integers(0, 4)))]
+    for namespace in NAMESPACES:
+        above: dict[str, Any] = {"cohort": "c"} if draw(st.booleans()) else {}
+        if draw(st.booleans()):
+            above["borrowingLimit"] = {"gpus": draw(st.integers(0, 8))}
+        if draw(st.booleans()):
+            above["lendingLimit"] = {"gpus": draw(st.integers(0, 8))}
+        found.append(
+            quota(f"q{namespace}", namespace, gpus=draw(st.integers(0, 12)), weight=draw(st.integers(1, 3)), **above)
+        )
+    return found
+
+
+@st.composite
+def arrivals(draw: st.DrawFn) -> list[tuple[WorkloadView, float]]:
+    """Workloads with the seconds that each runs, in the order in which they come."""
+    found = []
+    for i in range(draw(st.integers(1, 14))):
+        run = draw(st.sampled_from([30.0, 90.0, 200.0]))
+        spec: dict[str, Any] = {"priority": draw(st.sampled_from(["low", "normal", "high"]))}
+        spec |= draw(st.sampled_from([{}, {"preemptible": True}, {"preemptible": False}]))
+        if draw(st.booleans()):
+            spec["activeDeadlineSeconds"] = int(run) + draw(st.integers(1, 100))
+        size = draw(st.sampled_from([1, 1, 2, 3, 4, 8]))
+        view = workload(f"w{i}", size, spec=spec, namespace=draw(st.sampled_from(NAMESPACES)), created=NOW + i)
+        found.append((view, run))
+    return found
+
+
+def attainable(cluster: Cluster, view: WorkloadView) -> bool:
+    """Whether it could run if it were alone."""
+    alone = Cluster(cluster.nodes, cluster.quotas)
+    alone.add(view)
+    alone.settle()
+    return view.uid in alone.running
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(quotas(), arrivals(), st.lists(st.integers(0, 3), max_size=14))
+def test_everything_that_can_run_runs_and_ends(
+    granted: list[QuotaView], coming: list[tuple[WorkloadView, float]], together: list[int]
+) -> None:
+    cluster = Cluster([node(f"n{i}", gpus) for i, gpus in enumerate(NODES)], granted)
+    waiting, served = list(coming), set[tuple[str, str]]()
+    for step in range(400):
+        for view, run in waiting[: (together[step] if step < len(together) else 2)]:
+            cluster.add(view, run=run)
+            waiting.pop(0)
+        before = len(cluster.stopped)
+        cluster.settle()
+        cluster.check()
+        stops = [(uid, _for_whom(message)) for uid, message in cluster.stopped[before:]]
+        # What is stopped is gone a moment later; nothing else happens meanwhile. Then its place must be taken.
+        now = cluster.now
+        cluster.tick(0.0)
+        cluster.settle()
+        cluster.check()
+        for victim, winner in stops:
+            assert winner in cluster.running, f"{victim} was stopped for {winner}, which does not run"
+            assert (winner, victim) not in served, f"{winner} and {victim} stop each other"
+            served.add((victim, winner))
+        if not waiting and not cluster.running:
+            break
+        cluster.now = now
+        cluster.tick(20.0)
+    left = set(cluster.workloads)
+    able = {view.uid for view, _ in coming if view.uid in left and attainable(cluster, view)}
+    assert not able, f"{sorted(able)} could run, and never did"
+
+
+def _for_whom(message: str) -> str:
+    found = re.search(r"goes to [a-z]/(w[0-9]+)", message)
+    assert found, message
+    return found[1]
