@@ -60,6 +60,11 @@ class Belongings:
         """Whether a live pod of this Job is visible on a node: then the pod counts, and nothing else does."""
         return any(pod.node and pod.job_name == job_name for pod in self.pods.get((namespace, uid), ()))
 
+    def empty(self, job: JobView) -> bool:
+        """Whether the Job was stopped for another workload, and has no live pod any more: it will have none."""
+        pods = self.pods.get((job.namespace, job.workload_uid), ())
+        return job.preempted and not any(pod.job_name == job.name for pod in pods)
+
     def visible(self, assignment: Assignment) -> bool:
         """Whether the assignment's Job, or a later one, is visible."""
         jobs = self.jobs.get((assignment.namespace, assignment.uid), ())
@@ -136,7 +141,7 @@ def _claims(snapshot: Snapshot, mine: Belongings) -> Iterator[tuple[JobView, int
     more than any workload can want. Whoever forges one gains nothing: a pod of their own takes as much.
     """
     for view in snapshot.workloads:
-        jobs = [job for job in mine.jobs.get((view.namespace, view.uid), ()) if not job.finished]
+        jobs = [job for job in mine.jobs.get((view.namespace, view.uid), ()) if not (job.finished or mine.empty(job))]
         if jobs:
             newest = max(jobs, key=lambda job: (job.attempt, job.created, job.name))
             yield newest, _most(view, newest)

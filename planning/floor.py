@@ -83,6 +83,7 @@ class Floor:
         fits = not lacking(need, left) and not self._refused(wish.shape.constraints)[index]
         if fits:
             left.take(need)
+            self._fleet.keep(self.kept.node, need)
         left.take(self.kept.amount)
         return fits
 

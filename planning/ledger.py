@@ -24,11 +24,12 @@ def after_deciding(ledger: Ledger, decision: Decision) -> Ledger:
     in_flight, turns, held = dict(ledger.in_flight), dict(ledger.turns), dict(ledger.held)
     accepted, rejected, made = dict(ledger.accepted), dict(ledger.rejected), dict(ledger.made)
     avoided = dict(ledger.avoided)
+    clearing = {uid: jobs for uid, jobs in ledger.clearing.items() if uid not in decision.cleared}
     for uid in decision.seen:
         in_flight.pop(uid, None)
         made.pop(uid, None)
     for uid in decision.forget:
-        for facts in (in_flight, turns, held, accepted, rejected, made, avoided):
+        for facts in (in_flight, turns, held, accepted, rejected, made, avoided, clearing):
             facts.pop(uid, None)
     for uid in decision.reconsidered:
         avoided.pop(uid, None)
@@ -40,7 +41,11 @@ def after_deciding(ledger: Ledger, decision: Decision) -> Ledger:
     for assignment in decision.assignments:
         in_flight[assignment.uid] = assignment
         made.pop(assignment.uid, None)
-    return Ledger(in_flight, turns, held, accepted, rejected, made, avoided, decision.lately or ledger.lately)
+        clearing.pop(assignment.uid, None)
+    for stop in decision.preemptions:
+        clearing[stop.winner] = (*clearing.get(stop.winner, ()), stop.job_uid)
+    lately = decision.lately or ledger.lately
+    return Ledger(in_flight, turns, held, accepted, rejected, made, avoided, lately, clearing)
 
 
 def still_due(ledger: Ledger, decision: Decision) -> Decision:
@@ -90,6 +95,7 @@ def after_carrying_out(
         known,
         _avoiding(ledger.avoided, taken_back),
         ledger.lately,
+        ledger.clearing,
     )
 
 

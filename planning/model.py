@@ -231,6 +231,7 @@ class Ledger:
     has seen that version and shows no such Job tells that the Job came and went, and the promise with it.
     avoided: workloads that were withdrawn since a pod of theirs was last bound -> where; other nodes go first.
     lately: what each tenant held on average, by the name of its GPUQuota.
+    clearing: workloads for which others are being stopped -> the UIDs of those Jobs; they go first until placed.
     """
 
     in_flight: dict[str, Assignment] = field(default_factory=dict)
@@ -241,6 +242,7 @@ class Ledger:
     made: dict[str, int] = field(default_factory=dict)
     avoided: dict[str, Avoided] = field(default_factory=dict)
     lately: dict[str, Lately] = field(default_factory=dict)
+    clearing: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +320,7 @@ class Preemption:
     job_version: int
     next_turn: Turn
     message: str
+    winner: str  # the UID of the workload that gets the place
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,4 +339,5 @@ class Decision:
     more: bool = False  # the round was cut at its limit; decide again at once
     wake_after: float | None = None  # seconds until something is due (a bind deadline)
     preemptions: list[Preemption] = field(default_factory=list)
+    cleared: list[str] = field(default_factory=list)  # UIDs for which nobody is being stopped any more
     lately: dict[str, Lately] = field(default_factory=dict)  # of all tenants, where it was reckoned anew

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import chain
 
 from crds.gpuworkload import GPUWorkloadSpec
 from crds.settings import Settings
@@ -29,7 +30,7 @@ from planning.model import (
     WorkloadView,
 )
 from planning.preemption import Preemptor, candidates, next_stoppable
-from planning.queue import in_order
+from planning.queue import in_order, turn_in_queue
 from planning.quotas import Books, opened, remembered
 from planning.turns import Told, Turns, wait
 from planning.withdrawals import next_deadline, to_reconsider, withdrawals
@@ -57,7 +58,7 @@ def decide(
     mine = Belongings.of(snapshot.jobs, snapshot.pods)
     promised = standing(snapshot, ledger, mine)
     told = Told()
-    for withdrawal in withdrawals(snapshot, mine, settings):
+    for withdrawal in withdrawals(snapshot, mine, settings, ledger):
         if told.affords(withdrawal.message):
             told.decision.withdrawals.append(withdrawal)
     queue = _queue(snapshot, ledger, settings, mine, promised, memory, told)
@@ -69,11 +70,15 @@ def decide(
     stoppable = candidates(snapshot, mine, settings) if queue else []
     preemptor = Preemptor(floor, books, held, stoppable, views)
     turns = Turns(floor, books, preemptor, told, ledger, snapshot.now, seed, reconsidered, held)
-    order = in_order(queue, lambda wish: (wish.view, wish.shape.requests), books, ledger.lately, snapshot.now)
-    for index, wish in enumerate(order):
+    promised_room = [wish for wish in queue if wish.view.uid in ledger.clearing]
+    rest = [wish for wish in queue if wish.view.uid not in ledger.clearing]
+    order = in_order(rest, lambda wish: (wish.view, wish.shape.requests), books, ledger.lately, snapshot.now)
+    waiting = {wish.view.uid for wish in queue}
+    for wish in chain(sorted(promised_room, key=lambda wish: turn_in_queue(wish.view)), order):
         if len(told.decision.assignments) >= limit:
-            told.more, told.queued = True, told.queued + len(queue) - index
+            told.more, told.queued = True, told.queued + len(waiting)
             break
+        waiting.discard(wish.view.uid)
         turns.take(wish)
     due = (
         next_deadline(snapshot, mine, settings, bool(told.decision.assignments or promised)),
@@ -88,6 +93,7 @@ def decide(
         reconsidered=reconsidered,
         wake_after=min((seconds for seconds in due if seconds is not None), default=None),
         lately=_lately(books, ledger, snapshot.now),
+        cleared=[uid for uid in ledger.clearing if uid not in turns.awaiting and uid not in waiting],
     )
 
 

@@ -102,6 +102,7 @@ class Turns:
     held: list[Holding]
     blocked: list[Blocked] = field(default_factory=list)
     first: dict[str, Wish] = field(default_factory=dict)  # by tenant, who waits for its quota
+    awaiting: set[str] = field(default_factory=set)  # UIDs for which others are being stopped
 
     def take(self, wish: Wish) -> None:
         shape, view, books, told = wish.shape, wish.view, self.books, self.told
@@ -146,7 +147,9 @@ class Turns:
             self.books.tenant(view.namespace).name,
             self.books.attainable(view.namespace, need, firm=kept),
         )
-        if attainable and self._cleared(wish, head=tenant not in self.first):
+        behind = tenant in self.first
+        # What comes free would be kept for the one before it.
+        if attainable and not (behind and kept) and self._cleared(wish, head=not behind):
             return
         why = self.books.explain(view.namespace, need, firm=kept)
         self._note(wish)
@@ -168,13 +171,14 @@ class Turns:
         found = self.preemptor.clear(wish, self.blocked, head=head)
         if found is None:
             return False
+        self.awaiting.add(wish.view.uid)
         for each in found.victims:
             message = _STOPPED.format(node=each.job.node, by=f"{wish.view.namespace}/{wish.view.name}")
             self.told.affords(message)  # it is for whom there is room now, so it is told in any case
             self.told.decision.preemptions.append(
                 Preemption(
                     each.view.uid, each.view.namespace, each.view.name, each.job.name, each.job.uid,
-                    each.job.resource_version, Turn(each.job.attempt + 1, each.job.retries), message,
+                    each.job.resource_version, Turn(each.job.attempt + 1, each.job.retries), message, wish.view.uid,
                 )
             )  # fmt: skip
         names = sorted(f"{each.view.namespace}/{each.view.name}" for each in found.victims)

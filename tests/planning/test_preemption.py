@@ -10,9 +10,9 @@ from planning.model import NodeView, QuotaView, WorkloadView
 from tests.planning.builders import NOW, node, quota, workload
 from tests.planning.cluster import Cluster
 
-LOW = {"priority": "low"}
-HIGH = {"priority": "high"}
-FREE = {"preemptible": True}
+LOW: dict[str, Any] = {"priority": "low"}
+HIGH: dict[str, Any] = {"priority": "high"}
+FREE: dict[str, Any] = {"preemptible": True}
 
 
 def cluster(*nodes: NodeView, quotas: list[QuotaView] | None = None) -> Cluster:
