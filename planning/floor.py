@@ -47,7 +47,9 @@ class Floor:
     def __init__(self, snapshot: Snapshot, settings: Settings, left: dict[str, Room], memory: Memory) -> None:
         self.nodes, self.left = snapshot.nodes, left
         self.full: dict[Shape, bool] = {}  # no room for this shape -> whether any node could ever
-        self.kept: Kept | None = None
+        self.kept: list[Kept] = []
+        self._index = {node.name: i for i, node in enumerate(snapshot.nodes)}
+        self._competing: dict[Constraints, tuple[int, bool]] = {}
         self._fleet = memory.fleet
         self._fleet.refresh((node, left[node.name]) for node in snapshot.nodes)
         self._messages: dict[Shape, str] = {}
@@ -67,25 +69,28 @@ class Floor:
         return place.node
 
     def keep(self, kept: Kept) -> None:
-        """Nobody is given `kept.amount` on its node from now on, but by `take_kept`. For one workload a round."""
-        self.kept = kept
+        """Nobody is given `kept.amount` on its node from now on, but by `take_kept`."""
+        self.kept.append(kept)
         self._fleet.keep(kept.node, kept.amount)
         self.left[kept.node].take(kept.amount)
         self._messages.clear()
 
-    def take_kept(self, wish: Wish) -> bool:
-        """Gives the request room on the node of which some is kept, out of what is kept; False if it does not fit."""
-        if self.kept is None:
+    def competes(self, shape: Shape) -> bool:
+        """Whether room is kept already for another workload on a node that this one might use too."""
+        known = self._competing.get(shape.constraints)
+        if known is None or known[0] != len(self.kept):
+            nodes = {kept.node for kept in self.kept}
+            found = any(node.name in nodes for node in self.allowed(shape)) if nodes else False
+            known = self._competing[shape.constraints] = len(self.kept), found
+        return known[1]
+
+    def take_kept(self, wish: Wish, kept: Kept) -> bool:
+        """Gives the request room on that node, out of what is kept there too; False if it does not fit."""
+        if not self._fits(wish.shape, kept):
             return False
-        left, need = self.left[self.kept.node], wish.shape.requests
-        index = next(i for i, node in enumerate(self.nodes) if node.name == self.kept.node)
-        left.give_back(self.kept.amount)
-        fits = not lacking(need, left) and not self._refused(wish.shape.constraints)[index]
-        if fits:
-            left.take(need)
-            self._fleet.keep(self.kept.node, need)
-        left.take(self.kept.amount)
-        return fits
+        self.left[kept.node].take(wish.shape.requests)
+        self._fleet.keep(kept.node, wish.shape.requests)
+        return True
 
     def reserve(self, node: str, need: Resources) -> None:
         """Nobody is given this on the node from now on: it is somebody's who must wait for those that still hold it."""
@@ -116,19 +121,21 @@ class Floor:
 
     def _because_of_the_kept(self, shape: Shape) -> str:
         """What to add where it would fit if nothing were kept free."""
-        if self.kept is None:
+        kept = next((kept for kept in self.kept if self._fits(shape, kept)), None)
+        if kept is None:
             return ""
-        left = self.left[self.kept.node]
-        left.give_back(self.kept.amount)
-        fits = not lacking(shape.requests, left) and any(n.name == self.kept.node for n in self.allowed(shape))
-        left.take(self.kept.amount)
-        if not fits:
-            return ""
-        head = f"{self.kept.view.namespace}/{self.kept.view.name}"
         return (
-            f"; what is free on node {self.kept.node} is kept for {head}, which is before it (preemptible work may use "
-            "it meanwhile, and work whose activeDeadlineSeconds end in time)"
+            f"; what is free on node {kept.node} is kept for {kept.view.namespace}/{kept.view.name}, which is before it"
+            " (preemptible work may use it meanwhile, and work whose activeDeadlineSeconds end in time)"
         )
+
+    def _fits(self, shape: Shape, kept: Kept) -> bool:
+        """Whether the request fits on the node with what is kept there."""
+        left = self.left[kept.node]
+        left.give_back(kept.amount)
+        fits = not lacking(shape.requests, left)
+        left.take(kept.amount)
+        return fits and not self._refused(shape.constraints)[self._index[kept.node]]
 
     def _refused(self, constraints: Constraints) -> list[str]:
         """Why each node refuses such requests, whatever is free; '' where it does not."""

@@ -22,7 +22,7 @@ from planning.quotas import Books, above, firm, vector
 
 # What a round may spend: preemptors served, victims of one, and searches in vain (each for another shape and rank).
 SERVED = 8
-VICTIMS = 64
+VICTIMS = 32
 _SEARCHES = 64
 
 

@@ -13,7 +13,7 @@ from math import inf
 
 from planning import status
 from planning.capacity import Holding
-from planning.floor import Floor, Wish, kept_for
+from planning.floor import Floor, Kept, Wish, kept_for
 from planning.lifecycle import JOB_REFUSED, NO_SUITABLE_NODE
 from planning.model import (
     AVOIDED_NODES,
@@ -45,6 +45,8 @@ _ENTRY = 448
 
 # Workloads without a place whose shapes are remembered, lest somebody is stopped in vain.
 _BLOCKED = 16
+# For how many workloads room is kept at once: for one among those that compete for the same nodes.
+_KEPT = 64
 
 _ADVICE = "{}; choose another (spec.schedulingStrategy), or mend it"
 _STOPPED = "preempted: its place on node {node} goes to {by}; it is queued again, and no retry is counted"
@@ -102,6 +104,7 @@ class Turns:
     held: list[Holding]
     blocked: list[Blocked] = field(default_factory=list)
     first: dict[str, Wish] = field(default_factory=dict)  # by tenant, who waits for its quota
+    releases: dict[str, list[tuple[float, Resources]]] = field(default_factory=dict)
     awaiting: set[str] = field(default_factory=set)  # UIDs for which others are being stopped
 
     def take(self, wish: Wish) -> None:
@@ -127,8 +130,8 @@ class Turns:
         except StrategyError as failed:
             told.waits(view, STRATEGY_FAILED, partial(_ADVICE.format, failed))
             return
-        if assignment is None and self.floor.kept and self._in_between(wish) and self.floor.take_kept(wish):
-            assignment = replace(_assignment(wish, self.floor.kept.node, wish.strategy), backfill=not self._ends(wish))
+        if assignment is None:
+            assignment = self._in_between(wish)
         if assignment is not None:
             if before is not None:
                 assignment = replace(assignment, backfill=True)
@@ -143,11 +146,8 @@ class Turns:
 
     def _lacks_quota(self, wish: Wish) -> None:
         view, need, kept = wish.view, wish.shape.requests, firm(wish.view)
-        tenant, attainable = (
-            self.books.tenant(view.namespace).name,
-            self.books.attainable(view.namespace, need, firm=kept),
-        )
-        behind = tenant in self.first
+        tenant = self.books.tenant(view.namespace).name
+        behind, attainable = tenant in self.first, self.books.attainable(view.namespace, need, firm=kept)
         # What comes free would be kept for the one before it.
         if attainable and not (behind and kept) and self._cleared(wish, head=not behind):
             return
@@ -158,13 +158,15 @@ class Turns:
         self.told.waits(view, WAITING_FOR_QUOTA, lambda: why)
 
     def _lacks_room(self, wish: Wish) -> None:
-        head = self.floor.kept is None
+        head = not self.floor.competes(wish.shape)
         if self._cleared(wish, head=head):
             return
         self._note(wish)
         self.told.waits(wish.view, WAITING_FOR_CAPACITY, partial(self.floor.explain, wish.shape))
-        if head and (kept := kept_for(wish.view, wish.shape, self.floor, self._releases())):
-            self.floor.keep(kept)
+        if head and len(self.floor.kept) < _KEPT:
+            kept = kept_for(wish.view, wish.shape, self.floor, self._releases())
+            if kept is not None:
+                self.floor.keep(kept)
 
     def _cleared(self, wish: Wish, *, head: bool) -> bool:
         """Whether room is being made for the workload; who must go is told to."""
@@ -196,24 +198,28 @@ class Turns:
         both = Resources(a.gpus + b.gpus, a.cpu_milli + b.cpu_milli, a.memory + b.memory)
         return self.books.short(wish.view.namespace, both, firm=firm(wish.view)) is None
 
-    def _in_between(self, wish: Wish) -> bool:
-        """Whether it may use what is kept for somebody else."""
-        return not firm(wish.view) or self._ends(wish)
+    def _in_between(self, wish: Wish) -> Assignment | None:
+        """A place where room is kept for somebody else, who will find it free or have it back."""
+        for kept in self.floor.kept:
+            ends = self._ends(wish, kept)
+            if (ends or not firm(wish.view)) and self.floor.take_kept(wish, kept):
+                return replace(_assignment(wish, kept.node, wish.strategy), backfill=not ends)
+        return None
 
-    def _ends(self, wish: Wish) -> bool:
+    def _ends(self, wish: Wish, kept: Kept) -> bool:
         """Whether it will have ended when the room is needed."""
-        kept, spec = self.floor.kept, wish.view.spec
-        if kept is None or kept.start is None or spec is None or spec.active_deadline_seconds is None:
+        spec = wish.view.spec
+        if kept.start is None or spec is None or spec.active_deadline_seconds is None:
             return False
         return self.now + spec.active_deadline_seconds <= kept.start
 
     def _releases(self) -> dict[str, list[tuple[float, Resources]]]:
         """By node, what is held there and when it will be free at the latest."""
-        found: dict[str, list[tuple[float, Resources]]] = {}
-        for each in self.held:
-            moment = self.now if each.leaving else each.until if each.until is not None else inf
-            found.setdefault(each.node, []).append((max(moment, self.now), each.requests))
-        return found
+        if not self.releases:
+            for each in self.held:
+                moment = self.now if each.leaving else each.until if each.until is not None else inf
+                self.releases.setdefault(each.node, []).append((max(moment, self.now), each.requests))
+        return self.releases
 
 
 def _behind(tenant: str, before: WorkloadView) -> str:

@@ -13,8 +13,8 @@ from tests.application.clock import Clock
 from tests.application.collector import Collector
 from tests.application.tenant import Tenant, tenancy
 
-# Short, so that tests of the bind deadline need not wait half a minute.
-SETTINGS = {"bindDeadlineSeconds": 4}
+# Short, so that tests need not wait half a minute for a bind deadline, nor a minute before anything may be preempted.
+SETTINGS = {"bindDeadlineSeconds": 4, "minimumRuntimeSeconds": 2}
 
 
 @pytest.fixture(scope="session")

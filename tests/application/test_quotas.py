@@ -1,0 +1,162 @@
+"""Quotas and preemption on a real cluster: who waits for what, who borrows and gives back, and who is stopped how.
+
+All wait side by side: what is stopped gets its grace period, and statuses of quotas are written every ten seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from crds.gpuworkload import API_VERSION
+from kube.errors import Invalid
+from kube.resources import GPUQUOTAS, JOBS, NAMESPACES
+from stack import Stack
+from tests.application.stories import Begun, side_by_side
+from tests.application.tenant import Tenant, condition, eventually, tenancy
+
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(180), pytest.mark.asyncio(loop_scope="module")]
+
+Story = Callable[[Tenant], Coroutine[None, None, None]]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def told(deployed: Stack) -> AsyncIterator[Begun]:
+    async def tell(story: Story) -> None:
+        async with tenancy(deployed, story.__name__) as tenant:
+            try:
+                await story(tenant)
+            finally:
+                await tenant.leave()
+                for quota in await quotas(tenant):
+                    await tenant.kube.delete(GPUQUOTAS, quota["metadata"]["name"])
+
+    async with side_by_side({story.__name__: tell(story) for story in STORIES}) as begun:
+        yield begun
+
+
+async def grant(tenant: Tenant, name: str, **spec: Any) -> str:
+    """A GPUQuota of this test's; its name, and its cohort's, begin with the tenant's namespace."""
+    full = f"{tenant.namespace}-{name}"
+    if "cohort" in spec:
+        spec["cohort"] = f"{tenant.namespace}-{spec['cohort']}"
+    body = {"apiVersion": API_VERSION, "kind": "GPUQuota", "metadata": {"name": full}, "spec": spec}
+    await tenant.kube.create(GPUQUOTAS, body)
+    return full
+
+
+async def quotas(tenant: Tenant) -> list[dict[str, Any]]:
+    found, _ = await tenant.kube.list(GPUQUOTAS)
+    return [each for each in found if each["metadata"]["name"].startswith(tenant.namespace)]
+
+
+async def neighbour(tenant: Tenant) -> Tenant:
+    """Another namespace that uses the same nodes."""
+    name = f"{tenant.namespace}-b"
+    await tenant.kube.create(NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    return Tenant(tenant.stack, tenant.kube, tenant.temporal, name)
+
+
+async def a_tenant_borrows_and_gives_back(tenant: Tenant) -> None:
+    node, other = await tenant.node("a", 4), await neighbour(tenant)
+    await grant(tenant, "all")
+    mine = await grant(tenant, "mine", namespaces=[tenant.namespace], nominal={"gpus": 2}, cohort="all")
+    theirs = await grant(tenant, "theirs", namespaces=[other.namespace], nominal={"gpus": 2}, cohort="all")
+    await tenant.apply("own", 2, run="300s")
+    await tenant.until("own", phase="Running")
+    await tenant.apply("firm", 2)
+    waiting = await tenant.until("firm", phase="Scheduling")
+    assert condition(waiting, "Scheduled")["reason"] == "WaitingForQuota"
+    assert f"GPUQuota {mine}: needs 2 GPUs, but of its nominal 2 GPUs" in waiting["status"]["message"]
+    await tenant.apply("guest", 2, run="300s", preemptible=True)
+    await tenant.until("guest", phase="Running")
+
+    async def shown() -> bool:
+        status = (await tenant.kube.get(GPUQUOTAS, mine)).get("status", {})
+        return (status.get("used", {}).get("gpus"), status.get("borrowed", {}).get("gpus")) == (4, 2)
+
+    await eventually(shown, 40, lambda: "the quota never shows that it holds 4 GPUs and borrows 2")
+    table = tenant.stack.kubectl("get", "gpuq", mine)
+    head = table.splitlines()[0].split()
+    assert head == ["NAME", "COHORT", "GPUS", "USED", "BORROWED", "WAITING", "SHARE", "VALID", "AGE"]
+    explained = await asyncio.to_thread(explain, tenant, "firm")
+    assert any(line.startswith(f"GPUQuota {mine}: 4 GPUs of 2 GPUs used") for line in explained["quota"])
+
+    await other.apply("owner", 2, run="2s", nodeSelector={"pool": tenant.namespace})
+    told = await tenant.until("guest", phase="Scheduling", seconds=60)
+    assert f"its place on node {node} goes to {other.namespace}/owner" in told["status"]["message"]
+    assert (told["status"]["attempt"], told["status"]["retryCount"]) == (1, 0)
+    await other.until("owner", phase="Succeeded", seconds=60)
+    again = await tenant.until("guest", phase="Running", seconds=60)
+    assert (again["status"]["attempt"], again["status"]["retryCount"]) == (1, 0)
+    reasons = [event["reason"] for event in await tenant.events("guest")]
+    assert reasons.count("Preempted") == 1 and reasons.count("Scheduled") == 2
+    assert [event["reason"] for event in await other.events("owner")].count("Preempting") == 1
+    assert (await tenant.kube.get(GPUQUOTAS, theirs))["status"]["conditions"][0]["status"] == "True"
+    await other.leave()
+
+
+def explain(tenant: Tenant, name: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "berth", "explain", "workload", name, "-n", tenant.namespace, "--json"]
+    config = ["--kubeconfig", str(tenant.stack.endpoints.kubeconfig("admin"))]
+    shown: dict[str, Any] = json.loads(subprocess.run([*command, *config], capture_output=True, check=True).stdout)
+    return shown
+
+
+async def a_higher_priority_gets_the_place_of_a_low_one(tenant: Tenant) -> None:
+    await tenant.node("a", 2)
+    async with tenant.phases() as phases:
+        await tenant.apply("low", 2, run="20s", priority="low")
+        low = await tenant.until("low", phase="Running")
+        first = low["status"]["jobName"]
+        await tenant.apply("high", 2, run="2s", priority="high")
+        await tenant.until("low", phase="Scheduling", attempt=1, seconds=60)
+        job = await tenant.kube.get(JOBS, first, tenant.namespace)
+        assert job["spec"]["suspend"] is True
+        assert job["metadata"]["annotations"]["gpu.warp.dev/preempted"].endswith("no retry is counted")
+        await tenant.until("high", phase="Succeeded", seconds=60)
+        done = await tenant.until("low", phase="Succeeded", seconds=90)
+    assert (done["status"]["attempt"], done["status"]["retryCount"]) == (1, 0) and done["status"]["jobName"] != first
+    order = [phase for phase in phases["low"] if phase in ("Scheduling", "Running", "Succeeded")]
+    assert order[-4:] == ["Running", "Scheduling", "Running", "Succeeded"]
+
+
+async def a_wrong_quota_says_where_and_why(tenant: Tenant) -> None:
+    with pytest.raises(Invalid, match=r"spec\.nominal\.gpus.*greater than or equal to 0"):
+        await grant(tenant, "negative", nominal={"gpus": -1})
+    first, second = await grant(tenant, "p", cohort="q"), await grant(tenant, "q", cohort="p")
+    third = await grant(tenant, "r", namespaces=[tenant.namespace], cohort="nowhere")
+
+    async def told() -> bool:
+        found = {q["metadata"]["name"]: condition(q, "Valid") for q in await quotas(tenant)}
+        return all(found.get(name, {}).get("status") == "False" for name in (first, second, third))
+
+    await eventually(told, 30, lambda: "nothing is said of quotas that are wrong")
+    found = {q["metadata"]["name"]: condition(q, "Valid") for q in await quotas(tenant)}
+    assert found[first]["message"].startswith(f"spec.cohort: {first} → {second} → {first} is a circle")
+    assert f"there is no GPUQuota {tenant.namespace}-nowhere" in found[third]["message"]
+    await tenant.kube.merge_patch(GPUQUOTAS, second, None, {"spec": {"cohort": None}})
+
+    async def mended() -> bool:
+        return condition(await tenant.kube.get(GPUQUOTAS, first), "Valid").get("status") == "True"
+
+    await eventually(mended, 30, lambda: "the circle is gone, and nobody says so")
+
+
+STORIES: tuple[Story, ...] = (
+    a_tenant_borrows_and_gives_back,
+    a_higher_priority_gets_the_place_of_a_low_one,
+    a_wrong_quota_says_where_and_why,
+)
+
+
+@pytest.mark.parametrize("story", [story.__name__ for story in STORIES])
+async def test_that(story: str, told: Begun) -> None:
+    await told[story]
