@@ -205,6 +205,8 @@ def _job_claim(job: dict[str, Any] | None) -> _Claim | None:
         for c in job.get("status", {}).get("conditions") or ()
     ):
         return None
+    if job["spec"].get("suspend"):
+        return None  # it will get no pods, and those it still has are judged themselves
     spec = job["spec"]["template"]["spec"]
     affinity = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     (node,) = affinity["nodeSelectorTerms"][0]["matchFields"][0]["values"]

@@ -76,6 +76,15 @@ def test_gpus_promised_twice_are_found() -> None:
     assert "claim 3 GPUs, it has 2" in report.violations[0]
 
 
+def test_a_suspended_job_promises_nothing_but_its_pods_hold() -> None:
+    stopped = job("j1", "w", 2)
+    stopped["spec"]["suspend"] = True
+    entries = [("node", "/n", NODE), ("job", "/j1", stopped), ("job", "/j2", job("j2", "v", 2))]
+    assert check(revisions(*entries)).violations == []
+    pods = [("pod", "/p1", pod(2)), ("pod", "/p2", pod(1))]
+    assert len(check(revisions(*entries, *pods)).violations) == 1
+
+
 def test_pods_beyond_the_node_are_found() -> None:
     report = check(revisions(("node", "/n", NODE), ("pod", "/p1", pod(2)), ("pod", "/p2", pod(1))))
     assert "pods on node n claim 3" in report.violations[0]
