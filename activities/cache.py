@@ -121,7 +121,7 @@ class ClusterCache:
             client, GPUWORKLOADS, project=lambda raw: views.workload_view(raw, specs.parse)
         )
         self.quotas: Reflector[QuotaView] = Reflector(client, GPUQUOTAS, project=views.quota_view)
-        self.namespaces: Reflector[tuple[str, str]] = Reflector(client, NAMESPACES, project=_namespace_strategy)
+        self.namespaces: Reflector[tuple[str, str]] = Reflector(client, NAMESPACES, project=namespace_strategy)
         self.settings_map: Reflector[dict[str, Any]] = Reflector(
             client,
             CONFIGMAPS,
@@ -228,18 +228,24 @@ class ClusterCache:
             self._known_since.setdefault(change.uid, time.monotonic())
 
     def _settings_changed(self, change: Change[dict[str, Any]]) -> None:
-        try:
-            settings, problem = Settings.parse(yaml.safe_load((change.new or {}).get(SETTINGS_KEY, "")))
-        except yaml.YAMLError as refused:
-            settings, problem = None, f"is not YAML: {refused}"
+        settings, problem = read_settings(change.new or {})
         if settings is not None:
             if self.workloads.synced.is_set() and settings.gpu_resource != self._settings.gpu_resource:
                 log.warning("gpuResource is now %s: it counts from the next restart on", settings.gpu_resource)
                 settings = settings.model_copy(update={"gpu_resource": self._settings.gpu_resource})
             self._settings, self.settings_problem = settings, ""
             return
-        self.settings_problem = f"ConfigMap {SETTINGS_NAMESPACE}/{SETTINGS_NAME}: {problem}"
+        self.settings_problem = problem
         log.warning("%s; the last valid settings stay in force", self.settings_problem)
+
+
+def read_settings(data: Mapping[str, Any]) -> tuple[Settings | None, str]:
+    """The settings that the ConfigMap's data hold, or None and what is wrong with them."""
+    try:
+        settings, problem = Settings.parse(yaml.safe_load(data.get(SETTINGS_KEY, "")))
+    except yaml.YAMLError as refused:
+        settings, problem = None, f"is not YAML: {refused}"
+    return settings, problem and f"ConfigMap {SETTINGS_NAMESPACE}/{SETTINGS_NAME}: {problem}"
 
 
 def _workload(view: JobView | PodView) -> tuple[str, str] | None:
@@ -247,6 +253,7 @@ def _workload(view: JobView | PodView) -> tuple[str, str] | None:
     return (view.namespace, view.workload_uid) if view.workload_uid else None
 
 
-def _namespace_strategy(raw: dict[str, Any]) -> tuple[str, str]:
+def namespace_strategy(raw: dict[str, Any]) -> tuple[str, str]:
+    """A namespace's name and the strategy that it names, '' if none."""
     meta = raw.get("metadata") or {}
     return str(meta.get("name", "")), str((meta.get("annotations") or {}).get(STRATEGY_ANNOTATION, ""))

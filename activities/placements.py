@@ -44,9 +44,9 @@ from kube.resources import GPUWORKLOADS, JOBS
 from planning import jobs, status
 from planning.lifecycle import JOB_REFUSED
 from planning.model import Assignment, JobView, Preemption, Verdict, Waiting, Withdrawal, WorkloadView
-from planning.placement import strategy_name
 from planning.projection import Lag, lagging
 from planning.quota_status import QuotaLag, lagging_quotas
+from planning.strategy_names import strategy_name
 from planning.views import job_view, workload_view
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ A package offers one by an entry point of the group `berth.strategies`, which na
     [project.entry-points."berth.strategies"]
     quietest = "example.strategies:Quietest"
 
-It is installed beside berth where the worker runs. docs/strategies.md has a whole one.
+It is installed beside berth where the worker and the controller run. docs/strategies.md has a whole one.
 """
 
 from __future__ import annotations

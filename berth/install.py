@@ -1,4 +1,4 @@
-"""Puts berth's own objects into a cluster: CRDs, RBAC, settings. For `berth up`, the demo and the tests."""
+"""Puts berth's own objects into a cluster: CRDs, RBAC, settings, webhooks. For `berth up`, the demo and the tests."""
 
 from __future__ import annotations
 
@@ -32,12 +32,16 @@ def manifests(folder: str) -> list[dict[str, Any]]:
     raise FileNotFoundError(f"deploy/{folder} is neither in the checkout nor in the installed package")
 
 
-async def install(kube: KubeClient, *, settings: dict[str, Any] | None = None, timeout: float = 60.0) -> None:
+async def install(
+    kube: KubeClient, *, settings: dict[str, Any] | None = None, webhooks: str | None = None, timeout: float = 60.0
+) -> None:
     """Applies CRDs and RBAC by server-side apply and waits until the API server serves the CRDs.
 
-    Existing settings are left alone; `settings` replaces them where given. Raises KubeError with what was refused.
+    Existing settings are left alone; `settings` replaces them where given. `webhooks` is the address at which the API
+    server finds the controller's webhooks, if it does. Raises KubeError with what was refused.
     """
-    for manifest in [*manifests("crds"), *manifests("rbac")]:
+    called = webhook_manifests(webhooks) if webhooks is not None else []
+    for manifest in [*manifests("crds"), *manifests("rbac"), *called]:
         metadata = manifest["metadata"]
         await kube.apply(
             resource_for(manifest), metadata["name"], metadata.get("namespace"), manifest, field_manager=FIELD_MANAGER
@@ -54,6 +58,15 @@ async def install(kube: KubeClient, *, settings: dict[str, Any] | None = None, t
         with contextlib.suppress(AlreadyExists):
             await kube.create(CONFIGMAPS, body, SETTINGS_NAMESPACE)
     await _served(kube, timeout)
+
+
+def webhook_manifests(address: str) -> list[dict[str, Any]]:
+    """deploy/webhooks for a controller outside the cluster: its webhooks are called at an address, not by a Service."""
+    found = [manifest for manifest in manifests("webhooks") if manifest["kind"] != "Service"]
+    for manifest in found:
+        for hook in manifest.get("webhooks", ()):
+            hook["clientConfig"] = {"url": address + hook["clientConfig"]["service"]["path"]}
+    return found
 
 
 async def _served(kube: KubeClient, timeout: float) -> None:

@@ -21,6 +21,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from temporalio import activity, workflow
 from temporalio.runtime import LogForwardingConfig, LoggingConfig, Runtime, TelemetryConfig, TelemetryFilter
 
+ANSWER_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.0)
 DURATION_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 WAIT_BUCKETS = (0.1, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)
 
@@ -83,6 +84,7 @@ def meter_provider(registry: CollectorRegistry = REGISTRY) -> MeterProvider:
         "warp_gpuworkload_reconcile_duration": DURATION_BUCKETS,
         "warp_gpuworkload_time_to_placement": WAIT_BUCKETS,
         "berth_decision_duration": DURATION_BUCKETS,
+        "berth_admission_duration": ANSWER_BUCKETS,
     }
     views = [
         View(instrument_name=name, aggregation=ExplicitBucketHistogramAggregation(bounds))

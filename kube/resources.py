@@ -84,6 +84,7 @@ def _segment(text: str, what: str) -> str:
     return quote(text, safe="")
 
 
+_ADMISSION = "admissionregistration.k8s.io"
 _RBAC = "rbac.authorization.k8s.io"
 
 GPUWORKLOADS = Resource("gpu.warp.dev", "v1alpha1", "gpuworkloads", "GPUWorkload", True)
@@ -93,6 +94,7 @@ NAMESPACES = Resource("", "v1", "namespaces", "Namespace", False)
 NODES = Resource("", "v1", "nodes", "Node", False)
 PODS = Resource("", "v1", "pods", "Pod", True)
 CONFIGMAPS = Resource("", "v1", "configmaps", "ConfigMap", True)
+SECRETS = Resource("", "v1", "secrets", "Secret", True)
 SERVICEACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount", True)
 JOBS = Resource("batch", "v1", "jobs", "Job", True)
 EVENTS = Resource("events.k8s.io", "v1", "events", "Event", True)
@@ -102,6 +104,10 @@ ROLES = Resource(_RBAC, "v1", "roles", "Role", True)
 ROLEBINDINGS = Resource(_RBAC, "v1", "rolebindings", "RoleBinding", True)
 CLUSTERROLES = Resource(_RBAC, "v1", "clusterroles", "ClusterRole", False)
 CLUSTERROLEBINDINGS = Resource(_RBAC, "v1", "clusterrolebindings", "ClusterRoleBinding", False)
+VALIDATING_WEBHOOKS = Resource(
+    _ADMISSION, "v1", "validatingwebhookconfigurations", "ValidatingWebhookConfiguration", False
+)
+MUTATING_WEBHOOKS = Resource(_ADMISSION, "v1", "mutatingwebhookconfigurations", "MutatingWebhookConfiguration", False)
 
 KNOWN: Mapping[tuple[str, str], Resource] = {
     (resource.api_version, resource.kind): resource

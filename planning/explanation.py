@@ -30,10 +30,11 @@ from planning.fleet import Fleet
 from planning.jobs import refusal as spec_refusal
 from planning.jobs import shape_of
 from planning.model import GPU_MODEL_LABEL, Ledger, NodeView, Resources, Snapshot, WorkloadView
-from planning.placement import decide, strategy_name
+from planning.placement import decide
 from planning.queue import in_order
 from planning.quotas import opened
 from planning.strategies import Rank, Request, StrategyError
+from planning.strategy_names import strategy_name
 
 _BEST = 10
 

@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
 
-from crds.gpuworkload import GPUWorkloadSpec
 from crds.settings import Settings
-from planning import status, strategies
+from planning import status
 from planning.capacity import Belongings, holdings, room, standing
 from planning.floor import Floor, Wish
 from planning.jobs import refusal as spec_refusal
@@ -32,6 +31,7 @@ from planning.model import (
 from planning.preemption import Preemptor, candidates, next_stoppable
 from planning.queue import in_order, turn_in_queue
 from planning.quotas import Books, opened, remembered
+from planning.strategy_names import not_installed, strategy_name
 from planning.turns import Told, Turns, wait
 from planning.withdrawals import next_deadline, to_reconsider, withdrawals
 
@@ -133,15 +133,6 @@ def _queue(
     return queue
 
 
-def strategy_name(spec: GPUWorkloadSpec, namespace: str, defaults: Defaults) -> tuple[str, str]:
-    """The strategy that holds for a workload and where it comes from: its spec, its namespace, the installation."""
-    if spec.scheduling_strategy:
-        return spec.scheduling_strategy, "spec.schedulingStrategy"
-    if namespace in defaults.namespace_strategies:
-        return defaults.namespace_strategies[namespace], f"namespace {namespace}"
-    return defaults.strategy, "the installation's settings"
-
-
 def _examine(
     view: WorkloadView, turn: Turn, ledger: Ledger, settings: Settings, defaults: Defaults, memory: Memory
 ) -> Wish | Waiting:
@@ -153,9 +144,8 @@ def _examine(
     if refused:
         return wait(view, INVALID, refused)
     name, source = strategy_name(spec, view.namespace, defaults)
-    if name not in strategies.installed():
-        known = ", ".join(strategies.installed())
-        return wait(view, UNKNOWN_STRATEGY, f"{source}: there is no strategy {name[:64]!r}; installed are {known}")
+    if missing := not_installed(name, source):
+        return wait(view, UNKNOWN_STRATEGY, missing)
     if spec.suspend:
         return wait(view, status.SUSPENDED, "suspended; set spec.suspend to false to queue it")
     if spec.template is not None:

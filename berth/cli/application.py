@@ -14,18 +14,26 @@ from stack import Endpoints, Probe, ProcessSpec, UpOptions
 
 
 def after_up(endpoints: Endpoints, settings: dict[str, Any] | None = None) -> None:
-    """Installs CRDs, RBAC and settings as the cluster's admin; berth's own identities could not, and need not."""
+    """Installs CRDs, RBAC, settings and webhooks as the cluster's admin; berth's own identities could not.
+
+    An existing cluster gets no webhooks: its API server does not find a controller that runs here.
+    """
+    webhooks = f"https://127.0.0.1:{endpoints.ports['controller-webhook']}" if endpoints.embedded_cluster else None
 
     async def apply() -> None:
         async with await KubeClient.connect(endpoints.kubeconfig("admin"), user_agent="berth-install") as kube:
-            await install(kube, settings=settings)
+            await install(kube, settings=settings, webhooks=webhooks)
 
     asyncio.run(apply())
 
 
 def application_processes(endpoints: Endpoints, options: UpOptions) -> list[ProcessSpec]:
     """`berth controller` and `berth worker`, each under its own identity, on ports that the stack chose."""
-    return [_process("controller", endpoints), _process("worker", endpoints, "--make-current")]
+    webhook = str(endpoints.ports["controller-webhook"])
+    return [
+        _process("controller", endpoints, "--webhook-port", webhook),
+        _process("worker", endpoints, "--make-current"),
+    ]
 
 
 def _process(name: str, endpoints: Endpoints, *arguments: str) -> ProcessSpec:

@@ -17,7 +17,7 @@ Address = Annotated[
 Namespace = Annotated[str | None, typer.Option("--temporal-namespace", help="Left out: TEMPORAL_NAMESPACE or default.")]
 HealthPort = Annotated[int, typer.Option(help="Port of /healthz and /readyz.")]
 MetricsPort = Annotated[int, typer.Option(help="Port of /metrics.")]
-Bind = Annotated[str, typer.Option(help="Address that both ports listen on.")]
+Bind = Annotated[str, typer.Option(help="Address that the ports listen on.")]
 LogLevel = Annotated[str, typer.Option(help="debug, info, warning or error.")]
 
 
@@ -36,8 +36,9 @@ def controller(
     bind: Bind = "0.0.0.0",  # noqa: S104  # the kubelet and Prometheus come from outside the pod
     log_level: LogLevel = "info",
     resync: Annotated[float, typer.Option(help="Seconds between sweeps.")] = 600.0,
+    webhook_port: Annotated[int, typer.Option(help="Port of the admission webhooks.")] = 9443,
 ) -> None:
-    """Watch the cluster and poke the workflows that a change concerns (one leader at a time)."""
+    """Watch the cluster and poke the workflows that a change concerns (one leader at a time); answer its webhooks."""
     from berth.controller_process import run_controller
     from berth.process import ProcessOptions
 
@@ -46,6 +47,7 @@ def controller(
             kubeconfig, context, temporal_address, temporal_namespace, health_port, metrics_port, bind, log_level
         ),
         resync=resync,
+        webhook_port=webhook_port,
     )
 
 

@@ -40,7 +40,7 @@ def test_the_wheel_has_every_package() -> None:
 
 
 def test_new_code_makes_other_processes_of_it(tmp_path: Path) -> None:
-    ports = {f"{name}-{port}": 1 for name in ("controller", "worker") for port in ("health", "metrics")}
+    ports = {f"{name}-{port}": 1 for name in ("controller", "worker") for port in ("health", "metrics", "webhook")}
     endpoints = Endpoints(
         tmp_path, "127.0.0.1:1", "default", None, False, None, None, None, None, None,
         kubeconfigs={"admin": tmp_path}, embedded_cluster=False, embedded_temporal=False, ports=ports,

@@ -1,0 +1,134 @@
+"""The admission webhooks of one controller process: what they know of the cluster, kept by watches, and their server.
+
+Every replica serves, also one that does not lead: an answer costs no request. Whatever is missing (rights, the Secret,
+a port) is told and waited for, and keeps the controller from nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from activities.cache import namespace_strategy, read_settings
+from controller.webhooks import reviews
+from controller.webhooks.material import SECRET_NAME, SECRET_NAMESPACE, Secret, secret
+from controller.webhooks.server import Server
+from crds.settings import SETTINGS_NAME, SETTINGS_NAMESPACE, Settings
+from kube.client import KubeClient
+from kube.reflector import Change, Reflector
+from kube.resources import CONFIGMAPS, NAMESPACES, SECRETS
+from planning.admission import Installation
+
+log = logging.getLogger(__name__)
+
+VALIDATE, DEFAULT = "/validate", "/default"
+_PORT_PAUSE = 10.0
+
+
+class Webhooks:
+    """`run` watches and serves until cancelled. `renewed` is set whenever the Secret changed."""
+
+    def __init__(self, kube: KubeClient, bind: str, port: int) -> None:
+        self.renewed = asyncio.Event()
+        self._loaded = asyncio.Event()
+        self._trouble = ""
+        self._port = port
+        self._settings = Settings()
+        self.server = Server(
+            bind,
+            port,
+            {
+                VALIDATE: lambda body: reviews.validate(body, self.installation),
+                DEFAULT: lambda body: reviews.fill_in(body, self.installation),
+            },
+        )
+        self.namespaces: Reflector[tuple[str, str]] = Reflector(
+            kube, NAMESPACES, project=_with_strategy, metadata_only=True
+        )
+        named = partial(Reflector[Any], kube)
+        self.settings_map: Reflector[Mapping[str, Any]] = named(
+            CONFIGMAPS,
+            namespace=SETTINGS_NAMESPACE,
+            field_selector=f"metadata.name={SETTINGS_NAME}",
+            project=lambda raw: raw.get("data") or {},
+            on_change=self._settings_changed,
+        )
+        self.secret: Reflector[Secret] = named(
+            SECRETS,
+            namespace=SECRET_NAMESPACE,
+            field_selector=f"metadata.name={SECRET_NAME}",
+            project=secret,
+            on_change=self._secret_changed,
+        )
+
+    @property
+    def reflectors(self) -> dict[str, Reflector[Any]]:
+        return {"namespaces": self.namespaces, "configmaps": self.settings_map, "secrets": self.secret}
+
+    @property
+    def installation(self) -> Installation:
+        return Installation(self._settings, dict(self.namespaces.items.values()))
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing, or something old, is served; '' if all is well."""
+        if self._trouble or self._loaded.is_set() or not self.secret.synced.is_set():
+            return self._trouble
+        return f"there is no certificate in Secret {SECRET_NAMESPACE}/{SECRET_NAME} yet"
+
+    async def run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for reflector in self.reflectors.values():
+                    group.create_task(reflector.run())
+                group.create_task(self._serve())
+        finally:
+            await self.server.close()
+            log.info("admission webhooks have stopped; API servers take writes unchecked where nobody else answers")
+
+    async def _serve(self) -> None:
+        for reflector in self.reflectors.values():
+            await reflector.synced.wait()
+        await self._loaded.wait()
+        while True:
+            try:
+                await self.server.listen()
+                break
+            except OSError as taken:
+                self._say(f"cannot listen on port {self._port}: {taken.strerror or taken}")
+                await asyncio.sleep(_PORT_PAUSE)
+        self._say("")
+        log.info("admission webhooks listen on port %d", self._port)
+
+    def _say(self, trouble: str) -> None:
+        if trouble and trouble != self._trouble:
+            log.warning("admission webhooks: %s", trouble)
+        self._trouble = trouble
+
+    def _settings_changed(self, change: Change[Mapping[str, Any]]) -> None:
+        settings, problem = read_settings(change.new or {})
+        if settings is None:
+            log.warning("%s; the last valid settings stay in force", problem)
+        else:
+            self._settings = settings
+
+    def _secret_changed(self, change: Change[Secret]) -> None:
+        self.renewed.set()
+        material = change.new.material if change.new else None
+        if material is None or not material.servable:
+            return
+        try:
+            self.server.use(material)
+        except (OSError, ValueError) as unusable:  # ssl's own errors are OSErrors, and name no content
+            self._say(f"the certificate in Secret {SECRET_NAMESPACE}/{SECRET_NAME} cannot be used: {unusable}")
+        else:
+            self._say("")
+            self._loaded.set()
+
+
+def _with_strategy(raw: dict[str, Any]) -> tuple[str, str] | None:
+    name, strategy = namespace_strategy(raw)
+    return (name, strategy) if strategy else None

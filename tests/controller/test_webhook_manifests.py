@@ -1,0 +1,66 @@
+"""deploy/webhooks: berth's own kinds and nothing else, and nobody waits for berth to write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from berth.install import manifests, webhook_manifests
+from controller.webhooks.keeper import CONFIGURATIONS
+from controller.webhooks.material import SECRET_NAME, SECRET_NAMESPACE
+from controller.webhooks.server import READ_SECONDS
+from controller.webhooks.service import DEFAULT, VALIDATE
+from crds.gpuworkload import GROUP
+from kube.resources import KNOWN
+from planning.admission import checked
+
+FOUND = {manifest["kind"]: manifest for manifest in manifests("webhooks")}
+PATHS = {"ValidatingWebhookConfiguration": VALIDATE, "MutatingWebhookConfiguration": DEFAULT}
+
+
+@pytest.mark.parametrize("kind", PATHS)
+def test_a_configuration_is_harmless(kind: str) -> None:
+    assert FOUND[kind]["metadata"] == {"name": CONFIGURATIONS}
+    (hook,) = FOUND[kind]["webhooks"]
+    assert hook["failurePolicy"] == "Ignore"
+    assert hook["sideEffects"] == "None"
+    assert hook["matchPolicy"] == "Equivalent"
+    assert hook["timeoutSeconds"] == READ_SECONDS
+    assert hook["clientConfig"]["service"]["path"] == PATHS[kind]
+    assert {group for rule in hook["rules"] for group in rule["apiGroups"]} == {GROUP}
+    assert {operation for rule in hook["rules"] for operation in rule["operations"]} <= {"CREATE", "UPDATE"}
+
+
+@pytest.mark.parametrize("kind", PATHS)
+def test_it_asks_about_the_kinds_that_are_checked_and_no_subresource(kind: str) -> None:
+    plurals = {resource.plural: resource.kind for resource in KNOWN.values() if resource.group == GROUP}
+    asked = {plural for hook in FOUND[kind]["webhooks"] for rule in hook["rules"] for plural in rule["resources"]}
+    assert {plurals[plural] for plural in asked} == {each for each in plurals.values() if checked(each)}
+
+
+def test_the_secret_is_brought_along_empty() -> None:
+    secret = FOUND["Secret"]
+    assert (secret["metadata"]["namespace"], secret["metadata"]["name"]) == (SECRET_NAMESPACE, SECRET_NAME)
+    assert "data" not in secret and "stringData" not in secret
+
+
+def test_outside_a_cluster_an_address_takes_the_services_place() -> None:
+    found = {manifest["kind"]: manifest for manifest in webhook_manifests("https://127.0.0.1:7")}
+    assert found.keys() == {"Secret", *PATHS}
+    for kind, path in PATHS.items():
+        assert found[kind]["webhooks"][0]["clientConfig"] == {"url": f"https://127.0.0.1:7{path}"}
+
+
+def rules(name: str) -> list[dict[str, Any]]:
+    return [rule for role in manifests("rbac") if role["metadata"]["name"] == name for rule in role.get("rules", ())]
+
+
+def test_the_controller_may_touch_one_secret_and_its_own_configurations() -> None:
+    mine = [*rules("berth-controller"), *rules("berth-leader"), *rules("berth-webhooks")]
+    secrets = [rule for rule in mine if "secrets" in rule["resources"]]
+    assert [(rule["resourceNames"], set(rule["verbs"])) for rule in secrets] == [
+        ([SECRET_NAME], {"list", "watch", "patch"})
+    ]
+    hooks = [rule for rule in mine if "admissionregistration.k8s.io" in rule["apiGroups"]]
+    assert [(rule["resourceNames"], set(rule["verbs"])) for rule in hooks] == [([CONFIGURATIONS], {"get", "patch"})]

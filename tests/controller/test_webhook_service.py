@@ -1,0 +1,153 @@
+"""The webhooks of one process against a pretended API server: what they know, what it costs, and what they wait for."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import orjson
+import pytest
+
+from controller.webhooks import service
+from controller.webhooks.material import SECRET_NAME, SECRET_NAMESPACE, Material
+from controller.webhooks.service import DEFAULT, VALIDATE, Webhooks
+from crds.settings import SETTINGS_KEY, SETTINGS_NAME, SETTINGS_NAMESPACE
+from kube.resources import CONFIGMAPS, NAMESPACES, SECRETS
+from planning.naming import STRATEGY_ANNOTATION
+from tests.controller.test_app import until
+from tests.controller.webhook_rig import HOST, PLAIN, fresh, post, question, trusting
+from tests.kube.fake_api import FakeApi, Fault
+
+GOOD = fresh()
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[FakeApi]:
+    async with FakeApi() as running:
+        yield running
+
+
+def has_certificate(api: FakeApi, material: Material = GOOD) -> None:
+    api.put(SECRETS, SECRET_NAME, SECRET_NAMESPACE, data=material.data())
+
+
+def namespace(api: FakeApi, name: str, strategy: str) -> None:
+    api.put(NAMESPACES, name, metadata={"annotations": {STRATEGY_ANNOTATION: strategy}})
+
+
+@asynccontextmanager
+async def running(api: FakeApi, port: int = 0) -> AsyncIterator[Webhooks]:
+    async with await api.client() as kube:
+        webhooks = Webhooks(kube, "127.0.0.1", port)
+        task = asyncio.create_task(webhooks.run())
+        try:
+            yield webhooks
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def ask(webhooks: Webhooks, path: str, body: bytes, material: Material = GOOD) -> dict[str, Any]:
+    await until(lambda: bool(webhooks.server.addresses))
+    url = f"https://{HOST}:{webhooks.server.addresses[0][1]}{path}"
+    status, answer = await post(url, body, trusting(material.authorities))
+    assert status == 200
+    return dict(orjson.loads(answer)["response"])
+
+
+async def test_an_answer_costs_no_request(api: FakeApi) -> None:
+    has_certificate(api)
+    namespace(api, "team-a", "headroom")
+    async with running(api) as webhooks:
+        patch = (await ask(webhooks, DEFAULT, question()))["patch"]
+        assert orjson.loads(base64.b64decode(patch))[0]["value"] == "headroom"
+        before = len(api.requests)
+        for number in range(50):
+            spec = {**PLAIN, "schedulingStrategy": "nope"} if number % 2 else PLAIN
+            assert (await ask(webhooks, VALIDATE, question(spec)))["allowed"] is not (spec != PLAIN)
+            await ask(webhooks, DEFAULT, question())
+        assert len(api.requests) == before
+
+
+async def test_what_changes_in_the_cluster_counts_at_once(api: FakeApi) -> None:
+    has_certificate(api)
+    async with running(api) as webhooks:
+        assert "patch" not in await ask(webhooks, DEFAULT, question())
+        namespace(api, "team-a", "headroom")
+        await until(lambda: webhooks.installation.namespace_strategies == {"team-a": "headroom"})
+        assert "patch" in await ask(webhooks, DEFAULT, question())
+        api.put(NAMESPACES, "team-a", metadata={"annotations": None})
+        await until(lambda: webhooks.installation.namespace_strategies == {})
+        wants = question({**PLAIN, "resources": {"limits": {"example.com/gpu": "1"}}})
+        assert (await ask(webhooks, VALIDATE, wants))["allowed"]
+        text = "gpuResource: example.com/gpu"
+        api.put(CONFIGMAPS, SETTINGS_NAME, SETTINGS_NAMESPACE, data={SETTINGS_KEY: text})
+        await until(lambda: webhooks.installation.settings.gpu_resource == "example.com/gpu")
+        assert not (await ask(webhooks, VALIDATE, wants))["allowed"]
+        api.put(CONFIGMAPS, SETTINGS_NAME, SETTINGS_NAMESPACE, data={SETTINGS_KEY: "gpuResource: ["})
+        api.put(NAMESPACES, "marker", metadata={"annotations": {STRATEGY_ANNOTATION: "random"}})
+        await until(lambda: webhooks.settings_map.resource_version >= api.version - 1)
+        assert not (await ask(webhooks, VALIDATE, wants))["allowed"], "the last valid settings stay in force"
+
+
+async def test_a_renewed_certificate_is_served_as_soon_as_it_is_seen(api: FakeApi) -> None:
+    has_certificate(api)
+    async with running(api) as webhooks:
+        await ask(webhooks, VALIDATE, question())
+        webhooks.renewed.clear()
+        other = fresh()
+        has_certificate(api, other)
+        async with asyncio.timeout(3):
+            await webhooks.renewed.wait()
+        assert (await ask(webhooks, VALIDATE, question(), other))["allowed"]
+
+
+async def test_without_a_certificate_it_listens_nowhere_and_says_so(
+    api: FakeApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with running(api) as webhooks:
+        await until(lambda: "there is no certificate in Secret berth-system/" in webhooks.trouble)
+        assert webhooks.server.addresses == []
+        has_certificate(api, Material(GOOD.authorities, "", GOOD.certificate, "garbage"))
+        await until(lambda: "cannot be used" in webhooks.trouble)
+        has_certificate(api)
+        assert (await ask(webhooks, VALIDATE, question()))["allowed"]
+        await until(lambda: webhooks.trouble == "")
+    told = [record.getMessage() for record in caplog.records if record.name.startswith("controller.webhooks")]
+    assert any("cannot be used" in line for line in told) and any("listen on port" in line for line in told)
+    assert "have stopped" in told[-1]
+
+
+async def test_a_right_that_is_missing_is_waited_for(api: FakeApi) -> None:
+    has_certificate(api)
+    denied = Fault(status=403, reason="Forbidden", contains="/secrets", count=10**6)
+    api.faults.append(denied)
+    async with running(api) as webhooks:
+        await until(lambda: bool(webhooks.secret.last_error))
+        assert "secrets" in str(webhooks.secret.last_error)
+        assert webhooks.namespaces.synced.is_set()
+        assert webhooks.server.addresses == []
+        api.faults.remove(denied)
+        await until(lambda: bool(webhooks.server.addresses), 10)
+
+
+async def test_a_port_that_is_taken_is_waited_for(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "_PORT_PAUSE", 0.05)
+    has_certificate(api)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        context = running(api, port)
+        webhooks = await context.__aenter__()
+        await until(lambda: f"cannot listen on port {port}" in webhooks.trouble)
+    await until(lambda: bool(webhooks.server.addresses))
+    assert (await ask(webhooks, VALIDATE, question()))["allowed"]
+    await until(lambda: webhooks.trouble == "")
+    await context.__aexit__(None, None, None)
