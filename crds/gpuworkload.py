@@ -364,6 +364,16 @@ Time = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-ti
 Name = Annotated[str, Field(max_length=253)]
 
 
+class DecisionNote(CRDModel):
+    """One thing that was decided about a workload."""
+
+    time: Time
+    reason: Annotated[str, Field(min_length=1, max_length=256)] = Field(description="As in the conditions and Events.")
+    attempt: Annotated[int, Field(ge=0, json_schema_extra={"format": "int32"})] | None = None
+    node: Name | None = None
+    message: Annotated[str, Field(max_length=256)] = ""
+
+
 class GPUWorkloadStatus(CRDModel):
     """What berth reports. A projection: nothing reads it back to decide, except that a terminal phase is final."""
 
@@ -384,6 +394,9 @@ class GPUWorkloadStatus(CRDModel):
     finish_time: Time | None = None
     strategy: Annotated[str, Field(max_length=63)] | None = Field(
         default=None, description="The strategy that chose the node, or will."
+    )
+    decisions: Annotated[list[DecisionNote], Field(max_length=10)] | None = Field(
+        default=None, description="The last ten decisions about it, the latest last; all are in its workflow's history."
     )
     conditions: Annotated[list[Condition], Field(max_length=16)] | None = Field(
         default=None,

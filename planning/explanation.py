@@ -7,9 +7,10 @@ nothing, so a promise whose Job is not there yet is not counted, nor what a tena
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from crds.settings import Settings
 from planning import strategies
@@ -62,6 +63,7 @@ class Explanation:
     message tells (it backs off, is examined, waits for its last Job's pods to go), or 'queued', and only then the rest.
     reasons: why not, and how many nodes; '' counts those that hold it. position: 1 is next. message: what the next
     round will say of it; next_node: where it will place it. quota: what its tenant holds and may still take.
+    decisions: the last ones, as its status keeps them.
     """
 
     namespace: str
@@ -81,6 +83,7 @@ class Explanation:
     ahead: tuple[str, ...] = ()
     next_node: str = ""
     quota: tuple[str, ...] = ()
+    decisions: tuple[dict[str, Any], ...] = ()
     helps: tuple[str, ...] = ()
 
 
@@ -90,7 +93,9 @@ def explain(snapshot: Snapshot, settings: Settings, namespace: str, name: str) -
     if view is None:
         return None
     mine = Belongings.of(snapshot.jobs, snapshot.pods)
-    told = Explanation(namespace, name, "", view.phase, str(view.status.get("message", "")))
+    told = Explanation(
+        namespace, name, "", view.phase, str(view.status.get("message", "")), decisions=_decisions(view.status)
+    )
     if view.finished:
         return replace(told, state="ended")
     refused = view.invalid if view.spec is None else spec_refusal(view.spec, settings)
@@ -157,6 +162,11 @@ def _queued(
         ahead=tuple(f"{w.namespace}/{w.name}" for w in queue[:place]),
         helps=() if fits else tuple(_helps(shape, snapshot.nodes, left)),
     )
+
+
+def _decisions(status: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+    found = status.get("decisions")
+    return tuple(each for each in found if isinstance(each, dict)) if isinstance(found, list) else ()
 
 
 def _next_round(view: WorkloadView, snapshot: Snapshot, settings: Settings) -> tuple[str, str]:

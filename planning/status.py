@@ -24,6 +24,8 @@ ACCEPTED = "Accepted"
 EXAMINING = "Examining"  # the template is being dry-run; accepted or refused next
 
 _MESSAGE_LIMIT = 4096
+_DECISIONS = 10
+_NOTE_LIMIT = 256
 _KEPT = ("assignedNode", "lastScheduleTime", "retryCount", "jobName", "attempt", "startTime", "strategy")
 
 
@@ -215,7 +217,22 @@ def _with_conditions(
         "Finished": finished,
     }
     status["conditions"] = [_condition(view, kind, fact, now) for kind, fact in facts.items()]
+    telling = finished if finished[0] else running if running[0] else scheduled
+    status["decisions"] = _decisions(view, status, telling[1], now)
     return status
+
+
+def _decisions(view: WorkloadView, status: Status, reason: str, now: float) -> list[dict[str, Any]]:
+    """The last decisions, with this one unless the last was the same: a message that counts anew is no decision."""
+    told = view.status.get("decisions")
+    known = [each for each in told if isinstance(each, dict)] if isinstance(told, list) else []
+    what = {"reason": reason, "attempt": status.get("attempt"), "node": status.get("assignedNode")}
+    if known and all(known[-1].get(key) == value for key, value in what.items()):
+        return known[-_DECISIONS:]
+    message = str(status.get("message") or "")
+    note = {key: value for key, value in what.items() if value is not None}
+    note["message"] = message if len(message) <= _NOTE_LIMIT else message[: _NOTE_LIMIT - 1] + "…"
+    return [*known, {"time": timestamp(now), **note}][-_DECISIONS:]
 
 
 def _condition(view: WorkloadView, kind: str, fact: Fact, now: float) -> dict[str, Any]:

@@ -24,6 +24,12 @@ def show(told: Explanation, events: list[dict[str, Any]], console: Console) -> N
     if told.state == "queued":
         _queue(told, console)
         _nodes(told, console)
+    if told.decisions:
+        table = _table(console, "what was decided")
+        for each in told.decisions:
+            cells = (str(each.get(key, "")) for key in ("time", "reason", "node", "message"))
+            table.add_row(*(escape(cell) for cell in cells))
+        console.print(table)
     if events:
         table = _table(console, "what happened")
         for event in events:

@@ -134,3 +134,24 @@ def test_every_step_projects_to_a_valid_status_and_tombstones_to_none(
     elif written is not None:
         valid(written)
         assert (written["phase"] in TOMBSTONES) == (step.kind == "finish")
+
+
+def test_the_last_ten_decisions_are_kept_and_a_recount_is_none() -> None:
+    view = workload("w")
+    for i in range(12):
+        entry = Waiting("w", "ns", "w", 1, f"Reason{i}", "n" * 300)
+        written = status.waiting(view, entry, NOW + i)
+        assert written is not None
+        view = replace(view, status=written)
+    assert [each["reason"] for each in view.status["decisions"]] == [f"Reason{i}" for i in range(2, 12)]
+    assert view.status["decisions"][-1]["time"] == status.timestamp(NOW + 11)
+    assert all(len(each["message"]) == 256 for each in view.status["decisions"])
+    again = status.waiting(view, Waiting("w", "ns", "w", 1, "Reason11", "other words"), NOW + 99)
+    assert again is not None and again["decisions"] == view.status["decisions"]
+
+
+@pytest.mark.parametrize("told", ["text", [1, None], [{"reason": 5}], {"a": 1}])
+def test_what_others_wrote_into_decisions_harms_nobody(told: Any) -> None:
+    view = replace(workload("w"), status={"decisions": told})
+    written = status.waiting(view, Waiting("w", "ns", "w", 1, "WaitingForCapacity", "m"), NOW)
+    assert written is not None and written["decisions"][-1]["reason"] == "WaitingForCapacity"
