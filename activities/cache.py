@@ -22,12 +22,21 @@ from crds.gpuworkload import GPUWorkloadSpec
 from crds.settings import SETTINGS_KEY, SETTINGS_NAME, SETTINGS_NAMESPACE, Settings
 from kube.client import KubeClient
 from kube.reflector import Change, Reflector
-from kube.resources import CONFIGMAPS, GPUQUOTAS, GPUWORKLOADS, JOBS, NAMESPACES, NODES, PODS
+from kube.resources import CONFIGMAPS, GPUMODELPROFILES, GPUQUOTAS, GPUWORKLOADS, JOBS, NAMESPACES, NODES, PODS
 from planning import views
 from planning.model import Defaults, JobView, NodeView, PodView, QuotaView, Snapshot, WorkloadView
 from planning.naming import JOB_SELECTOR, STRATEGY_ANNOTATION
+from planning.profile_status import profile_view
+from planning.profiles import Key, Profile
+from planning.recommendation import GpuType, Recommendation, ask_of, gpu_types, recommend
 
 log = logging.getLogger(__name__)
+
+# Ended workloads that were deleted and are kept to be learned from.
+DEPARTED = 5000
+
+# For so many seconds the fleet's GPU models are not looked up anew: there are many nodes, and few models.
+GPU_TYPES_KEPT = 30.0
 
 LIVE_PODS = "status.phase!=Succeeded,status.phase!=Failed"
 
@@ -118,9 +127,20 @@ class ClusterCache:
         )
         specs = Specs()
         self.workloads: Reflector[WorkloadView] = Reflector(
-            client, GPUWORKLOADS, project=lambda raw: views.workload_view(raw, specs.parse)
+            client,
+            GPUWORKLOADS,
+            project=lambda raw: views.workload_view(raw, specs.parse),
+            on_change=self._workload_changed,
         )
         self.quotas: Reflector[QuotaView] = Reflector(client, GPUQUOTAS, project=views.quota_view)
+        self._profiles_by_model: ByOwner[Key, Profile] = ByOwner(lambda profile: (profile.namespace, profile.model))
+        self.profiles: Reflector[Profile] = Reflector(
+            client, GPUMODELPROFILES, project=profile_view, on_change=self._profiles_by_model.change
+        )
+        self._gpu_types: tuple[float, tuple[GpuType, ...]] = (0.0, ())
+        # Workloads that ended and were deleted since, by UID: a short time to live must not keep them from being
+        # learned from. Another worker, or this one after a restart, does not know them.
+        self.departed: dict[str, WorkloadView] = {}
         self.namespaces: Reflector[tuple[str, str]] = Reflector(client, NAMESPACES, project=namespace_strategy)
         self.settings_map: Reflector[dict[str, Any]] = Reflector(
             client,
@@ -144,6 +164,7 @@ class ClusterCache:
             "jobs": self.jobs,
             "gpuworkloads": self.workloads,
             "gpuquotas": self.quotas,
+            "gpumodelprofiles": self.profiles,
             "namespaces": self.namespaces,
             "configmaps": self.settings_map,
         }
@@ -195,6 +216,7 @@ class ClusterCache:
             jobs_version=self.jobs.resource_version,
             workloads_version=self.workloads.resource_version,
             quotas=tuple(self.quotas.items.values()),
+            profiles=tuple(self.profiles.items.values()),
         )
 
     def _aged(self, uid: str, job: JobView, now: float) -> JobView:
@@ -211,6 +233,17 @@ class ClusterCache:
     def pods_of(self, namespace: str, workload_uid: str) -> tuple[PodView, ...]:
         return self._pods_by_workload.of((namespace, workload_uid))
 
+    def recommendation(self, view: WorkloadView) -> Recommendation | None:
+        """What the workload's model's profile recommends to it."""
+        if view.spec is None:
+            return None
+        made, types = self._gpu_types
+        if not made or time.monotonic() - made > GPU_TYPES_KEPT:
+            types = gpu_types(self.nodes.items.values())
+            self._gpu_types = time.monotonic(), types
+        profiles = self._profiles_by_model.of((view.namespace, view.spec.model_name))
+        return recommend(profiles[0], ask_of(view.spec), types, time.time()) if profiles else None
+
     def node(self, name: str) -> NodeView | None:
         return next((n for n in self.nodes.items.values() if n.name == name), None)
 
@@ -219,6 +252,12 @@ class ClusterCache:
 
     def _pod(self, raw: dict[str, Any]) -> PodView | None:
         return views.pod_view(raw, self._settings.gpu_resource)
+
+    def _workload_changed(self, change: Change[WorkloadView]) -> None:
+        if change.new is None and change.old is not None and change.old.ended is not None:
+            self.departed[change.uid] = change.old
+            if len(self.departed) > DEPARTED:
+                del self.departed[next(iter(self.departed))]
 
     def _job_changed(self, change: Change[JobView]) -> None:
         self._jobs_by_workload.change(change)

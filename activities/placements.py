@@ -46,6 +46,7 @@ from planning.lifecycle import JOB_REFUSED
 from planning.model import Assignment, JobView, Preemption, Verdict, Waiting, Withdrawal, WorkloadView
 from planning.projection import Lag, lagging
 from planning.quota_status import QuotaLag, lagging_quotas
+from planning.recommendation import advised
 from planning.strategy_names import strategy_name
 from planning.views import job_view, workload_view
 
@@ -276,7 +277,7 @@ class Placements:
         done.lagging = len(found) + bool(unseen)
 
         async def write(lag: Lag) -> None:
-            if await self._write(lag.view, lag.status):
+            if await self._write(lag.view, advised(lag.status, lag.view, self._cache.recommendation(lag.view))):
                 done.lagging -= 1
                 done.shown += 1
 

@@ -15,6 +15,7 @@ from kube.client import KubeClient
 from planning.memory import Memory
 from planning.model import Decision, Ledger, Snapshot
 from planning.placement import decide
+from planning.profiles import by_key, next_due
 from planning.projection import lagging
 from planning.quota_status import lagging_quotas
 
@@ -63,8 +64,10 @@ class Planner:
         _in_flight.set(len(ledger.in_flight) + len(decision.assignments) - len(decision.seen))
         lags = await asyncio.to_thread(lagging, snapshot.now, snapshot.workloads, jobs, snapshot.pods, snapshot.nodes)
         quotas = await asyncio.to_thread(lagging_quotas, snapshot, ledger.lately)
+        ended = [*snapshot.workloads, *self._cache.departed.values()]
+        learn_in = await asyncio.to_thread(next_due, ended, jobs, by_key(snapshot.profiles), snapshot.now)
         versions = _binding(decision, snapshot, ledger)
-        return DecideResult(decision, versions, bool(behind), restored is not None, len(lags), len(quotas))
+        return DecideResult(decision, versions, bool(behind), restored is not None, len(lags), len(quotas), learn_in)
 
 
 def _after_restore(ledger: Ledger, version: int) -> Ledger:

@@ -17,6 +17,7 @@ DECIDE = "decide"
 CARRY_OUT = "carry_out"
 FOLLOW = "follow"
 HAND_BACK = "hand_back"
+LEARN = "learn"
 
 # Statuses that one round brings up to date at most, so that placing does not wait for showing.
 STATUS_LIMIT = 200
@@ -51,6 +52,7 @@ class DecideResult:
     `restored`: the API server itself is older than `at_least` or `fresh`: its data was restored, and what was seen of
     it before means nothing.
     `lagging`: how many statuses do not tell yet that their Job was made, or runs. `quotas`: those of GPUQuotas.
+    `learn_in`: seconds until workloads that ended can be learned from (0: now); None while there is nothing to learn.
     """
 
     decision: Decision
@@ -59,6 +61,7 @@ class DecideResult:
     restored: bool = False
     lagging: int = 0
     quotas: int = 0
+    learn_in: float | None = None
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,15 @@ class CarriedOut:
     rejected: dict[str, int] = field(default_factory=dict)  # template refused in a dry run, by UID -> generation
     lagging: int = 0  # statuses that still do not tell of their Job: it is not visible yet, or they were not written
     shown: int = 0  # statuses that were brought up to date
+
+
+@dataclass(frozen=True)
+class Learned:
+    """How many runs were learned, in how many profiles; `next_in` as `DecideResult.learn_in`, after that."""
+
+    runs: int = 0
+    profiles: int = 0
+    next_in: float | None = None
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from planning.failures import failure_detail
 from planning.lifecycle import FailureDetail, Observation, Step, next_step
 from planning.model import JobView, Turn, WorkloadView
 from planning.naming import WORKLOAD_UID_LABEL, label_value
+from planning.recommendation import advised
 from planning.views import job_view, workload_view
 
 log = logging.getLogger(__name__)
@@ -109,6 +110,8 @@ class Workloads:
         namespace = request.ref.namespace
         raw: dict[str, Any] | None = None
         patch = status.project(view, step, time.time()) if view is not None else None
+        if view is not None and patch is not None and step.kind == "finish":
+            patch = advised(patch, view, self._cache.recommendation(view))
         if view is not None and patch is not None and not status.same(view, patch):
             raw = await write_status(self._kube, view, patch)
             if raw is None:

@@ -13,7 +13,7 @@ import yaml
 from crds.settings import SETTINGS_KEY, SETTINGS_NAME, SETTINGS_NAMESPACE
 from kube.client import KubeClient
 from kube.errors import AlreadyExists, NotFound, Unavailable
-from kube.resources import CONFIGMAPS, CRDS, GPUWORKLOADS, resource_for
+from kube.resources import CONFIGMAPS, CRDS, GPUMODELPROFILES, GPUWORKLOADS, Resource, resource_for
 
 _HERE = Path(__file__).parent
 FIELD_MANAGER = "berth-install"
@@ -57,7 +57,8 @@ async def install(
     else:
         with contextlib.suppress(AlreadyExists):
             await kube.create(CONFIGMAPS, body, SETTINGS_NAMESPACE)
-    await _served(kube, timeout)
+    for kind in (GPUWORKLOADS, GPUMODELPROFILES):
+        await _served(kube, kind, timeout)
 
 
 def webhook_manifests(address: str) -> list[dict[str, Any]]:
@@ -69,17 +70,19 @@ def webhook_manifests(address: str) -> list[dict[str, Any]]:
     return found
 
 
-async def _served(kube: KubeClient, timeout: float) -> None:
+async def _served(kube: KubeClient, kind: Resource, timeout: float) -> None:
     deadline = time.monotonic() + timeout
     while True:
         try:
-            crd = await kube.get(CRDS, f"{GPUWORKLOADS.plural}.{GPUWORKLOADS.group}")
+            crd = await kube.get(CRDS, kind.qualified)
             conditions = {c["type"]: c for c in crd.get("status", {}).get("conditions", [])}
             if conditions.get("NonStructuralSchema", {}).get("status") == "True":
-                raise RuntimeError(f"the CRD is refused: {conditions['NonStructuralSchema']['message']}")
-            await kube.list(GPUWORKLOADS, "default", page_size=1)
+                raise RuntimeError(
+                    f"the CRD {kind.qualified} is refused: {conditions['NonStructuralSchema']['message']}"
+                )
+            await kube.list(kind, "default", page_size=1)
             return
         except (NotFound, Unavailable) as not_yet:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"the API server does not serve GPUWorkloads after {timeout:.0f} s") from not_yet
+                raise TimeoutError(f"the API server does not serve {kind.plural} after {timeout:.0f} s") from not_yet
             await asyncio.sleep(0.1)

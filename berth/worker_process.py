@@ -24,6 +24,8 @@ from activities.cache import ClusterCache
 from activities.messages import KIND, NAME, NAMESPACE, NODE, PHASE
 from activities.placements import Placements
 from activities.planner import Planner
+from activities.profiles import Profiles
+from activities.sampling import SimulatedSampler, Usages, keep_sampling
 from activities.signatures import TASK_QUEUE
 from activities.workloads import Workloads
 from berth.extensions import load_strategies
@@ -60,7 +62,7 @@ def run_worker(options: ProcessOptions, *, take_over: bool = False) -> None:
 
 async def serve(kube: KubeClient, options: ProcessOptions, *, traced: bool, take_over: bool) -> None:
     load_strategies()
-    cache = ClusterCache(kube)
+    cache, usages = ClusterCache(kube), Usages()
     events = EventRecorder(kube, "berth-worker", os.uname().nodename)
     background: list[asyncio.Task[None]] = []
     temporal_away = "it was not reached yet"
@@ -80,9 +82,11 @@ async def serve(kube: KubeClient, options: ProcessOptions, *, traced: bool, take
         async with asyncio.TaskGroup() as group:
             background.append(group.create_task(cache.run(), name="cache"))
             background.append(group.create_task(events.run(), name="events"))
+            sampling = keep_sampling(cache, SimulatedSampler(cache), usages)
+            background.append(group.create_task(sampling, name="samples"))
             try:
                 temporal = await _reach_temporal(options, hear, traced=traced)
-                worker = build_worker(temporal, cache, kube, events)
+                worker = build_worker(temporal, cache, kube, events, usages)
                 background.append(group.create_task(_keep_current(temporal, take_over, hear), name="versions"))
                 # Cancelled, it takes no more work and lets what runs come to its end, for which the cache goes on.
                 await worker.run()
@@ -94,18 +98,21 @@ async def serve(kube: KubeClient, options: ProcessOptions, *, traced: bool, take
         await stop_http()
 
 
-def build_worker(temporal: Client, cache: ClusterCache, kube: KubeClient, events: EventRecorder) -> Worker:
+def build_worker(
+    temporal: Client, cache: ClusterCache, kube: KubeClient, events: EventRecorder, usages: Usages
+) -> Worker:
     """Unsandboxed: the sandbox doubles the CPU and memory of every fresh workflow. The replay tests run inside it, so
     what it would catch is caught there.
     """
     planner = Planner(cache, kube)
     placements = Placements(cache, kube, temporal, events)
     workloads = Workloads(cache, kube, temporal, events)
+    profiles = Profiles(cache, kube, usages)
     return Worker(
         temporal,
         task_queue=TASK_QUEUE,
         workflows=[Placement, GPUWorkload],
-        activities=[planner.decide, placements.carry_out, workloads.follow, workloads.hand_back],
+        activities=[planner.decide, placements.carry_out, workloads.follow, workloads.hand_back, profiles.learn],
         workflow_runner=UnsandboxedWorkflowRunner(),
         max_cached_workflows=CACHED_WORKFLOWS,
         max_concurrent_workflow_tasks=WORKFLOW_TASKS,

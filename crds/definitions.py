@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from crds import gpuquota, gpuworkload
+from crds import gpumodelprofile, gpuquota, gpuworkload
+from crds.gpumodelprofile import GPUModelProfileSpec, GPUModelProfileStatus
 from crds.gpuquota import GPUQuotaSpec, GPUQuotaStatus
 from crds.gpuworkload import MUTABLE, GPUWorkloadSpec, GPUWorkloadStatus
 
@@ -113,6 +114,25 @@ DEFINITIONS = (
             column("Age", ".metadata.creationTimestamp", "date"),
             column("Lately", ".status.lately", priority=1),
             column("Message", '.status.conditions[?(@.type=="Valid")].message', priority=1),
+        ],
+    ),
+    Definition(
+        kind=gpumodelprofile.PROFILE_KIND,
+        plural=gpumodelprofile.PROFILE_PLURAL,
+        short_name="gpump",
+        scope="Namespaced",
+        module="crds/gpumodelprofile.py",
+        description="What berth learned of a model from its GPUWorkloads in this namespace that ended.",
+        spec=GPUModelProfileSpec,
+        status=GPUModelProfileStatus,
+        columns=[
+            column("Model", ".spec.modelName"),
+            column("Runs", ".status.runs", "integer"),
+            column("P50", ".status.p50"),
+            column("P90", ".status.p90"),
+            column("Active GPUs", ".status.activeGPUs", "integer"),
+            column("Peak memory", ".status.peakMemoryMiB", "integer", description="MiB"),
+            column("Age", ".metadata.creationTimestamp", "date"),
         ],
     ),
 )

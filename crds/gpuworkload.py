@@ -374,6 +374,22 @@ class DecisionNote(CRDModel):
     message: Annotated[str, Field(max_length=256)] = ""
 
 
+class Recommendation(CRDModel):
+    """What berth proposes from what it learned of the model; nothing applies it."""
+
+    gpu_count: Annotated[int, Field(ge=1, json_schema_extra={"format": "int32"})] | None = None
+    memory_mib: Annotated[int, Field(ge=1, json_schema_extra={"format": "int32"})] | None = Field(
+        default=None, alias="memoryMiB", description="Memory that each GPU should have."
+    )
+    gpu_type: Annotated[str, Field(max_length=63)] | None = Field(
+        default=None, description="The smallest GPU model of the fleet that has as much."
+    )
+    priority: Literal["low", "normal", "high"] | None = None
+    confidence: Annotated[float, Field(ge=0, le=1)] = Field(description="From 0 to 1; it grows with the runs seen.")
+    reason: Annotated[str, Field(max_length=1024)] = ""
+    simulated: bool | None = Field(default=None, description="It rests on samples that were simulated.")
+
+
 class GPUWorkloadStatus(CRDModel):
     """What berth reports. A projection: nothing reads it back to decide, except that a terminal phase is final."""
 
@@ -397,6 +413,9 @@ class GPUWorkloadStatus(CRDModel):
     )
     decisions: Annotated[list[DecisionNote], Field(max_length=10)] | None = Field(
         default=None, description="The last ten decisions about it, the latest last; all are in its workflow's history."
+    )
+    recommendation: Recommendation | None = Field(
+        default=None, description="What its model's profile proposed when this status was written."
     )
     conditions: Annotated[list[Condition], Field(max_length=16)] | None = Field(
         default=None,

@@ -31,6 +31,7 @@ class Settings(CRDModel):
     ] = "nvidia.com/gpu"
     minimum_runtime_seconds: Annotated[Int, Field(ge=0, le=86400)] = 60
     bind_deadline_seconds: Annotated[Int, Field(ge=1, le=3600)] = 30
+    sample_seconds: Annotated[Int, Field(ge=1, le=3600)] = 15
 
     @classmethod
     def parse(cls, raw: object) -> tuple[Settings | None, str]:

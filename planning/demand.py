@@ -1,6 +1,7 @@
-"""What the fleet is typically asked for: learned from the GPUWorkloads that exist, the newer ones counting more.
+"""What the fleet is typically asked for: learned from GPUWorkloads, the newer ones counting more.
 
-For the placement round. Ended ones count for as long as they are kept (`ttlSecondsAfterFinished`).
+For the placement round. Those that ended count by their model's profile, so that they still do when they are deleted;
+the others, and those that the profile does not know yet, because they exist.
 """
 
 from __future__ import annotations
@@ -8,37 +9,55 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from crds.gpuworkload import GPUWorkloadSpec
+from planning.decay import DAY, HALF_LIFE, UNIT, fade
 from planning.filters import Constraints, Shape
 from planning.model import GPU_MODEL_LABEL, WorkloadView
+from planning.profiles import Profile, by_key, mark_of
 from planning.typical import Kind, Typical, typical
 
-DAY = 24 * 3600.0
-HALF_LIFE = 7  # days after which a workload counts half
 # Learned is from what was there at the last of these points in time, in seconds: not anew in every round.
 PAUSE = 600.0
 
 
 def learned(
-    workloads: Iterable[WorkloadView], shape: Callable[[GPUWorkloadSpec], Shape], now: float
+    workloads: Iterable[WorkloadView],
+    shape: Callable[[GPUWorkloadSpec], Shape],
+    now: float,
+    profiles: Iterable[Profile] = (),
 ) -> tuple[Typical, ...]:
     """The typical requests, most frequent first; `shape` is what a spec asks for."""
     # Specs that are equal are mostly one object (activities.cache.Specs), so few shapes have to be made.
     weights: dict[int, float] = {}
     specs: dict[int, GPUWorkloadSpec] = {}
     until, today = now // PAUSE * PAUSE, now // DAY
+    known = by_key(profiles)
     for view in workloads:
         if view.spec is not None and not view.spec.suspend and view.created < until:
+            if known and _profiled(view, known.get((view.namespace, view.spec.model_name))):
+                continue
             key = id(view.spec)
             specs[key] = view.spec
             weights[key] = weights.get(key, 0.0) + 0.5 ** ((today - view.created // DAY) / HALF_LIFE)
-    asked = ((shape(spec), spec.gpu_count, weights[key]) for key, spec in specs.items())
-    # A template may ask for anything; one that asks for other than `gpuCount` GPUs is refused.
-    return typical((kind(found), weight) for found, gpus, weight in asked if found.requests.gpus == gpus)
+    asked = [(found, weights[key]) for key, spec in specs.items() if (found := kind(spec, shape(spec))) is not None]
+    for profile in known.values():
+        worth = fade(profile.reference, int(today)) / UNIT
+        asked += [(found, weight * worth) for found, weight in profile.typical.items()]
+    return typical(asked)
 
 
-def kind(shape: Shape) -> Kind:
-    """What such a request counts as."""
+def _profiled(view: WorkloadView, profile: Profile | None) -> bool:
+    """Whether the workload ended and its model's profile counts it."""
+    mark = mark_of(view) if profile is not None else None
+    return mark is not None and profile is not None and mark <= profile.mark
+
+
+def kind(spec: GPUWorkloadSpec, shape: Shape) -> Kind | None:
+    """What such a request counts as. A template may ask for anything; None for one that asks for other than `gpuCount`
+    GPUs, which is refused.
+    """
     need = shape.requests
+    if need.gpus != spec.gpu_count:
+        return None
     return Kind(need.gpus, need.gpu_milli, need.cpu_milli, models(shape.constraints))
 
 

@@ -199,7 +199,7 @@ def _ranks(
     view: WorkloadView, shape: Shape, name: str, snapshot: Snapshot, settings: Settings, left: dict[str, Room]
 ) -> dict[str, Rank]:
     """How the strategy likes the best nodes; none if it fails."""
-    known = partial(learned, snapshot.workloads, partial(shape_of, settings=settings), snapshot.now)
+    known = partial(learned, snapshot.workloads, partial(shape_of, settings=settings), snapshot.now, snapshot.profiles)
     fleet = Fleet((node, left[node.name]) for node in snapshot.nodes)
     request = Request(view.uid, view.namespace, view.name, shape.requests)
     try:

@@ -55,7 +55,8 @@ class Floor:
         self._messages: dict[Shape, str] = {}
         self._refusals: dict[Constraints, list[str]] = {}
         self._strategies: dict[str, Strategy] = {}
-        self._learned = partial(learned, snapshot.workloads, partial(memory.shape, settings=settings), snapshot.now)
+        shape = partial(memory.shape, settings=settings)
+        self._learned = partial(learned, snapshot.workloads, shape, snapshot.now, snapshot.profiles)
 
     def take(self, wish: Wish, strategy: str, seed: int, avoided: Collection[str] = ()) -> str:
         """The node that holds the request from now on; '' if none does, but for those to avoid."""

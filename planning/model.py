@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from crds.gpuquota import GPUQuotaSpec
 from crds.gpuworkload import GPUWorkloadSpec
+
+if TYPE_CHECKING:
+    from planning.profiles import Profile
 
 # Thousandths of a GPU: requests may ask for a part of one.
 WHOLE = 1000
@@ -118,10 +121,25 @@ class JobView:
 
 
 @dataclass(frozen=True, slots=True)
+class Ended:
+    """What a tombstone tells of its workload's last run. `told`: when the end was written, `reason` what it was called.
+
+    Only what is learned from it (`planning.profiles`); nothing is decided about the workload by it.
+    """
+
+    told: float
+    finished: float
+    started: float | None = None
+    reason: str = ""
+    retries: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class WorkloadView:
     """A GPUWorkload. `spec` is None when the models refuse it; `invalid` then says where and why, for a person.
 
-    `status` is kept only to avoid writing what already stands there and to know tombstones (law 1).
+    `status` is kept only to avoid writing what already stands there and to know tombstones (law 1). `ended` is None
+    unless it is one.
     """
 
     uid: str
@@ -136,6 +154,7 @@ class WorkloadView:
     finalizer: bool = False
     other_finalizers: tuple[str, ...] = ()
     status: Mapping[str, Any] = field(default_factory=dict)
+    ended: Ended | None = None
 
     @property
     def phase(self) -> str:
@@ -258,6 +277,7 @@ class Snapshot:
     jobs_version: int = 0
     workloads_version: int = 0
     quotas: tuple[QuotaView, ...] = ()
+    profiles: tuple[Profile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ SPEC_HASH_ANNOTATION = f"{GROUP}/spec-hash"  # on a Job: of the spec that it was
 PREEMPTED_ANNOTATION = f"{GROUP}/preempted"  # on a Job that the ledger suspended: for whom
 BACKFILL_ANNOTATION = f"{GROUP}/backfill"  # on a Job whose room is kept for a workload before it: "true"
 WITHDRAWN_ANNOTATION = f"{GROUP}/withdrawn"  # on a Job that the ledger takes back: why
+SIMULATED_LABEL = f"{GROUP}/simulated"  # on a node that nobody runs anything on: "true"
 
 CONTAINER = "gpu-workload"
 JOB_SELECTOR = f"{CONTROLLER_LABEL}={CONTROLLER_VALUE}"
@@ -60,6 +61,16 @@ def label_value(text: str) -> str:
         return text
     kept = re.sub(r"[^A-Za-z0-9_.-]+", "-", text)[: _LIMIT - 9].strip("-_.")
     return f"{kept}-{short_hash(text)}" if kept else short_hash(text)
+
+
+def profile_name(model_name: str) -> str:
+    """The name of a model's GPUModelProfile: the model's own where a resource can be called so, else what can be kept
+    of it and a hash of the whole (a DNS label of at most 63 characters).
+    """
+    if re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", model_name):
+        return model_name
+    kept = re.sub(r"[^a-z0-9]+", "-", model_name.lower())[: _LIMIT - 9].strip("-")
+    return f"{kept}-{short_hash(model_name)}" if kept else short_hash(model_name)
 
 
 def job_name(cr_name: str, uid: str, attempt: int) -> str:

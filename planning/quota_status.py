@@ -14,7 +14,7 @@ from typing import Any
 from planning.capacity import Belongings, holdings
 from planning.model import Lately, QuotaView, Snapshot
 from planning.quotas import Account, Books, opened, recalled
-from planning.status import timestamp
+from planning.times import timestamp
 
 # Seconds between two writes of what is held.
 PAUSE = 10.0

@@ -10,11 +10,11 @@ Scheduled = a Job was created on a node; Running; Succeeded; Failed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 from planning.lifecycle import Step
 from planning.model import Turn, Waiting, WorkloadView
+from planning.times import timestamp
 
 Status = dict[str, Any]
 
@@ -26,15 +26,16 @@ EXAMINING = "Examining"  # the template is being dry-run; accepted or refused ne
 _MESSAGE_LIMIT = 4096
 _DECISIONS = 10
 _NOTE_LIMIT = 256
-_KEPT = ("assignedNode", "lastScheduleTime", "retryCount", "jobName", "attempt", "startTime", "strategy")
-
-
-def timestamp(seconds: float) -> str:
-    """RFC 3339 in UTC, whole seconds, as Kubernetes writes times."""
-    try:
-        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    except (OverflowError, OSError, ValueError):
-        return "1970-01-01T00:00:00Z"
+_KEPT = (
+    "assignedNode",
+    "lastScheduleTime",
+    "retryCount",
+    "jobName",
+    "attempt",
+    "startTime",
+    "strategy",
+    "recommendation",
+)
 
 
 def waiting(

@@ -13,7 +13,7 @@ from typing import Any
 
 from crds.gpuquota import GPUQuotaSpec
 from crds.gpuworkload import MAX_INT32, GPUWorkloadSpec, serialised_size
-from planning.model import TOMBSTONES, JobView, NodeView, PodView, QuotaView, Resources, Taint, WorkloadView
+from planning.model import TOMBSTONES, Ended, JobView, NodeView, PodView, QuotaView, Resources, Taint, WorkloadView
 from planning.naming import (
     ATTEMPT_LABEL,
     BACKFILL_ANNOTATION,
@@ -164,8 +164,8 @@ ParseSpec = Callable[[object], tuple[GPUWorkloadSpec | None, str]]
 def workload_view(raw: object, parse: ParseSpec = GPUWorkloadSpec.parse) -> WorkloadView:
     """A GPUWorkload. An invalid or oversized spec is not kept: `spec` is None and `invalid` tells where and why.
 
-    Of a tombstone's status only the phase and its sentence are kept. `parse` stands in for the model's own where equal
-    specs are shared.
+    Of a tombstone's status only the phase, its sentence and what can be learned from it are kept. `parse` stands in for
+    the model's own where equal specs are shared.
     """
     workload = mapping(raw)
     meta, status = mapping(workload.get("metadata")), mapping(workload.get("status"))
@@ -174,7 +174,9 @@ def workload_view(raw: object, parse: ParseSpec = GPUWorkloadSpec.parse) -> Work
     finalizers = [f for f in listed if isinstance(f, str)] if isinstance(listed, list | tuple) else []
     if status and serialised_size(status, _STATUS_LIMIT) > _STATUS_LIMIT:
         status = {"phase": text(status.get("phase"))[:32]}  # somebody else wrote this; a tombstone stays one
+    ended = None
     if status.get("phase") in TOMBSTONES:
+        ended = _ended(status)
         status = {key: status[key] for key in ("phase", "message") if key in status}
     return WorkloadView(
         uid=text(meta.get("uid")),
@@ -189,7 +191,26 @@ def workload_view(raw: object, parse: ParseSpec = GPUWorkloadSpec.parse) -> Work
         finalizer=FINALIZER in finalizers,
         other_finalizers=tuple(f for f in finalizers if f != FINALIZER),
         status=status,
+        ended=ended,
     )
+
+
+def _ended(status: Mapping[str, Any]) -> Ended | None:
+    """What a tombstone tells of its run; None unless it says when."""
+    finished = _seconds(status.get("finishTime"))
+    for condition in mappings(status.get("conditions")):
+        if condition.get("type") == "Finished" and condition.get("status") == "True":
+            told = _seconds(condition.get("lastTransitionTime"))
+            if told is None or told <= 0 or finished is None:
+                return None
+            return Ended(
+                told=told,
+                finished=finished,
+                started=_seconds(status.get("startTime")),
+                reason=text(condition.get("reason"))[:256],
+                retries=min(_integer(status.get("retryCount")), MAX_INT32),
+            )
+    return None
 
 
 def requests_text(requests: Resources) -> str:

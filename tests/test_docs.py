@@ -24,8 +24,18 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from crds.gpumodelprofile import GPUModelProfileStatus
 from crds.gpuquota import GPUQuotaSpec
-from crds.gpuworkload import MUTABLE, ConditionType, EnvVar, GPUWorkloadSpec, GPUWorkloadStatus, Phase, Toleration
+from crds.gpuworkload import (
+    MUTABLE,
+    ConditionType,
+    EnvVar,
+    GPUWorkloadSpec,
+    GPUWorkloadStatus,
+    Phase,
+    Recommendation,
+    Toleration,
+)
 from crds.settings import SETTINGS_KEY, SETTINGS_NAME, SETTINGS_NAMESPACE, Settings
 from planning import strategies
 from planning.model import Ledger
@@ -339,6 +349,18 @@ def test_every_reason_is_explained() -> None:
     assert {"JobFailed", "WaitingForCapacity", "NotRunning"} <= reasons(), "the search for reasons has become blind"
     missing = {reason for reason in reasons() if f"`{reason}`" not in text}
     assert not missing, f"docs/gpuworkload.md does not mention {sorted(missing)}"
+
+
+# --- docs/profiles.md ----------------------------------------------------------------------------------------------
+
+PROFILES = ROOT / "docs" / "profiles.md"
+
+
+def test_what_a_profile_and_a_recommendation_say_is_all_told() -> None:
+    told = {name for cell in rows(PROFILES, "GPUModelProfile") for name in re.split(r"`, `", cell)}
+    assert told == {field.alias for field in GPUModelProfileStatus.model_fields.values()}
+    recommended = {field.alias for field in Recommendation.model_fields.values()}
+    assert set(rows(PROFILES, "What is recommended")) == recommended
 
 
 # --- docs/architecture.md ------------------------------------------------------------------------------------------

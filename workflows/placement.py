@@ -13,16 +13,19 @@ from datetime import timedelta
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy, VersioningBehavior
+from temporalio.exceptions import ActivityError, is_cancelled_exception
 
 from activities.messages import PlacementState, Poke, Requeue
 from activities.signatures import (
     CARRY_OUT,
     DECIDE,
+    LEARN,
     STATUS_LIMIT,
     CarriedOut,
     CarryOut,
     DecideRequest,
     DecideResult,
+    Learned,
     Versions,
 )
 from planning.ledger import after_carrying_out, after_deciding, after_requeue, still_due
@@ -38,6 +41,8 @@ PROMISES = 1000
 RECHECK = timedelta(seconds=60)
 # After a round that could not see the latest news.
 CATCH_UP = timedelta(seconds=2)
+# Between two times of learning from workloads that ended: nobody waits for it, and it costs events.
+LEARN_PAUSE = 60.0
 # Traces that wait for their workload's Job; beyond this new ones are not carried on.
 TRACES = 2000
 # Kinds whose changes concern the ledger even when nobody waits: a workload is new, its Job runs or vanished, or a
@@ -77,6 +82,8 @@ class Placement:
         self._stale_rounds = 0
         self._in_round = False
         self._traces: dict[str, str] = {}
+        self._learn_in: float | None = None
+        self._learned = 0.0
 
     @workflow.signal(description="Something changed in the cluster: look again")
     def poke(self, poke: Poke) -> None:
@@ -172,7 +179,31 @@ class Placement:
             self._traces.pop(uid, None)
         if decision.more and limit:  # else it goes on when promises were seen, of which pokes tell
             self._poked = True
+        self._learn_in = result.learn_in
+        if result.learn_in is not None and max(result.learn_in, self._pause()) <= 0:
+            await self._learn()
         self._describe()
+
+    async def _learn(self) -> None:
+        """Has profiles learn from workloads that ended. If it fails nothing is lost: the next time learns them too."""
+        self._learned = workflow.time()
+        try:
+            learned: Learned = await workflow.execute_activity(
+                LEARN,
+                result_type=Learned,
+                start_to_close_timeout=timedelta(seconds=30),
+                retry_policy=RetryPolicy(maximum_attempts=1),
+                summary="learn from workloads that ended",
+            )
+        except ActivityError as failed:
+            if is_cancelled_exception(failed):
+                raise
+        else:
+            self._learn_in = learned.next_in
+
+    def _pause(self) -> float:
+        """Seconds before it may learn again."""
+        return self._learned + LEARN_PAUSE - workflow.time()
 
     def _awake(self) -> bool:
         # Signals that wake nobody still make the history longer.
@@ -185,6 +216,8 @@ class Placement:
             waits.append(timedelta(seconds=max(1.0, self._last.wake_after)))
         if self._last.queued or self._state.ledger.in_flight:
             waits.append(RECHECK)
+        if self._learn_in is not None:
+            waits.append(timedelta(seconds=max(1.0, self._learn_in, self._pause())))
         return min(waits, default=None)
 
     def _describe(self) -> None:

@@ -28,7 +28,8 @@ def workload(
 ) -> None:
     """Why a GPUWorkload waits: what keeps it off each node, who is before it, and what would help.
 
-    Reads the cluster as it is; needs the right to list nodes, pods, Jobs and GPUWorkloads of all namespaces.
+    Reads the cluster as it is; needs the right to list nodes, pods, Jobs, GPUWorkloads and their
+    profiles in all namespaces.
     """
     from rich.console import Console
 
@@ -46,7 +47,8 @@ def workload(
         except AccessDenied as error:
             raise StackError(
                 f"You may not read all that decides: {error.message}.",
-                "Ask for the right to list nodes, pods, Jobs, namespaces and GPUWorkloads of all namespaces.",
+                "Ask for the right to list nodes, pods, Jobs, namespaces, GPUWorkloads and GPUModelProfiles of all "
+                "namespaces.",
             ) from None
         except KubeError as error:
             raise StackError(str(error)) from None

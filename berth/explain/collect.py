@@ -14,10 +14,22 @@ from activities.cache import LIVE_PODS
 from crds.settings import SETTINGS_KEY, SETTINGS_NAME, SETTINGS_NAMESPACE, Settings
 from kube.client import KubeClient
 from kube.errors import AccessDenied, NotFound
-from kube.resources import CONFIGMAPS, EVENTS, GPUQUOTAS, GPUWORKLOADS, JOBS, NAMESPACES, NODES, PODS, Resource
+from kube.resources import (
+    CONFIGMAPS,
+    EVENTS,
+    GPUMODELPROFILES,
+    GPUQUOTAS,
+    GPUWORKLOADS,
+    JOBS,
+    NAMESPACES,
+    NODES,
+    PODS,
+    Resource,
+)
 from planning import views
 from planning.model import Defaults, Snapshot
 from planning.naming import JOB_SELECTOR, STRATEGY_ANNOTATION
+from planning.profile_status import profile_view
 
 _EVENTS = 10
 
@@ -38,7 +50,7 @@ class Collected:
 async def collect(kubeconfig: Path | None, context: str | None, namespace: str, name: str) -> Collected:
     """Raises KubeError; its text is for people."""
     async with await KubeClient.connect(kubeconfig, context, user_agent="berth-explain") as kube:
-        settings, assumed = await _settings(kube)
+        settings, assumed = await read_settings(kube)
 
         async def read(kind: Resource, *, fields: str = "", labels: str = "") -> list[dict[str, Any]]:
             return (await kube.list(kind, field_selector=fields, label_selector=labels))[0]
@@ -52,6 +64,7 @@ async def collect(kubeconfig: Path | None, context: str | None, namespace: str, 
             read(NAMESPACES),
             kube.list(EVENTS, namespace, field_selector=f"regarding.name={name},regarding.kind=GPUWorkload"),
         )
+        profiles = await read(GPUMODELPROFILES)
     snapshot = Snapshot(
         now=time.time(),
         nodes=tuple(views.node_view(raw, settings.gpu_resource) for raw in nodes),
@@ -67,6 +80,7 @@ async def collect(kubeconfig: Path | None, context: str | None, namespace: str, 
             },
         ),
         quotas=tuple(views.quota_view(raw) for raw in quotas or ()),
+        profiles=tuple(profile for raw in profiles if (profile := profile_view(raw)) is not None),
     )
     if quotas is None:
         assumed = "; ".join(filter(None, (assumed, "you may not read GPUQuotas: they are left out")))
@@ -89,7 +103,7 @@ async def _quotas(kube: KubeClient) -> list[dict[str, Any]] | None:
         return None
 
 
-async def _settings(kube: KubeClient) -> tuple[Settings, str]:
+async def read_settings(kube: KubeClient) -> tuple[Settings, str]:
     """The installation's; the defaults, and why, where they cannot be read."""
     where = f"ConfigMap {SETTINGS_NAMESPACE}/{SETTINGS_NAME}"
     try:

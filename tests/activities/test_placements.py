@@ -29,6 +29,7 @@ from planning.model import (
     Withdrawal,
     WorkloadView,
 )
+from planning.recommendation import Recommendation
 from planning.views import workload_view
 
 
@@ -59,6 +60,10 @@ class Cache:
     def __init__(self, *workloads: WorkloadView, jobs: tuple[JobView, ...] = ()) -> None:
         self.workloads, self.jobs, self.pods, self.nodes = Kept(*workloads), Kept(*jobs), Kept(), Kept()
         self.quotas = Kept()
+        self.recommended: Recommendation | None = None
+
+    def recommendation(self, _: WorkloadView) -> Recommendation | None:
+        return self.recommended
 
     async def reach(self, *_: object) -> dict[str, int]:
         return {}
@@ -323,6 +328,17 @@ async def test_a_running_job_is_shown_once_and_known_before_the_watch_tells() ->
     assert (await carry_out(Decision(), cache=cache, kube=server)).lagging == 0
     assert [(p["status"]["phase"], p["metadata"]["resourceVersion"]) for p in server.patches] == [("Running", "7")]
     assert cache.workloads.items["u"].resource_version == 8
+    await carry_out(Decision(), cache=cache, kube=server)
+    assert len(server.patches) == 1
+
+
+async def test_what_is_recommended_is_shown_with_the_rest_and_costs_no_write() -> None:
+    cache, server = Cache(workload_view(stored()), jobs=(RUNNING,)), Server()
+    cache.recommended = Recommendation(1, None, None, None, 0.5, "seen")
+    await carry_out(Decision(), cache=cache, kube=server)
+    (patch,) = server.patches
+    assert patch["status"]["recommendation"] == {"gpuCount": 1, "confidence": 0.5, "reason": "seen"}
+    cache.recommended = replace(cache.recommended, gpu_count=2)
     await carry_out(Decision(), cache=cache, kube=server)
     assert len(server.patches) == 1
 

@@ -17,15 +17,16 @@ from activities.planner import Planner
 from activities.signatures import DecideRequest, DecideResult, Versions
 from planning import placement
 from planning.memory import Memory
-from planning.model import Decision, Ledger, Snapshot
-from tests.planning.builders import SETTINGS, node, promise, snapshot, workload
+from planning.model import Decision, Ended, Ledger, Snapshot, WorkloadView
+from planning.profiles import SETTLE
+from tests.planning.builders import NOW, SETTINGS, node, promise, snapshot, workload
 
 
 class Cache:
     """A picture of the Jobs at one version."""
 
     def __init__(self, seen: Snapshot) -> None:
-        self.settings, self.jobs = SETTINGS, SimpleNamespace(items={})
+        self.settings, self.jobs, self.departed = SETTINGS, SimpleNamespace(items={}), dict[str, WorkloadView]()
         self._seen = seen
 
     async def reach(self, versions: Versions, _: float) -> Versions:
@@ -73,6 +74,17 @@ async def test_a_promise_whose_job_the_backup_does_not_have_is_given_anew() -> N
     result = await decide(8, ledger=ledger, fresh={"jobs": 9})
     assert (result.decision.seen, [a.uid for a in result.decision.assignments]) == (["a"], ["a"])
     assert max(result.versions.values()) <= 5, "nothing that no cache will ever have binds later rounds"
+
+
+async def test_a_round_tells_when_runs_can_be_learned_also_of_workloads_that_are_gone() -> None:
+    planner = planner_beside(5)
+    request = DecideRequest(Ledger(), {}, {}, 10, 7)
+    result: DecideResult = await ActivityEnvironment().run(planner.decide, request)
+    assert result.learn_in is None
+    gone = workload("b", status={"phase": "Succeeded"}, ended=Ended(NOW - SETTLE + 4, NOW - 60))
+    planner._cache.departed["b"] = gone
+    result = await ActivityEnvironment().run(planner.decide, request)
+    assert result.learn_in == pytest.approx(4, abs=1)
 
 
 async def test_rounds_share_a_memory_unless_they_overlap(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,8 @@ from activities.signatures import Followed, FollowRequest, Versions, WorkloadRef
 from activities.workloads import Workloads
 from kube.errors import NotFound
 from planning.model import JobView, Resources, Turn
+from planning.profiles import Mark, Profile, Run, fold
+from planning.samples import Usage
 from planning.views import workload_view
 
 REAL = JobView("j", "ns", "w-u-0", 5, "u", 0, 0, "n", Resources(gpus=1), time.time(), started=time.time(), ready=True)
@@ -32,12 +34,14 @@ class Server:
         self.deleted: list[tuple[str, str]] = []
         self.listed: list[tuple[str, str]] = []
         self.finalizers: list[list[str]] = []
+        self.recommended: list[Any] = []
 
     async def merge_patch(self, _: Any, name: str, namespace: str, body: dict[str, Any], **__: Any) -> dict[str, Any]:
         if "finalizers" in body["metadata"]:
             self.finalizers.append(body["metadata"]["finalizers"])
         else:
             self.patched.append((namespace, body["status"]["phase"]))
+            self.recommended.append(body["status"].get("recommendation"))
         return self.workload
 
     async def delete(self, _: Any, name: str, namespace: str, **__: Any) -> None:
@@ -65,7 +69,11 @@ def stored(**metadata: Any) -> dict[str, Any]:
 
 
 async def look(
-    namespace: str, server: Server, jobs: tuple[JobView, ...] = (REAL, FORGED), fresh: Versions | None = None
+    namespace: str,
+    server: Server,
+    jobs: tuple[JobView, ...] = (REAL, FORGED),
+    fresh: Versions | None = None,
+    profile: Profile | None = None,
 ) -> Followed:
     cache = ClusterCache(cast(Any, None))
     for reflector in cache.reflectors.values():
@@ -73,6 +81,8 @@ async def look(
     cache.workloads._put("u", 7, workload_view(server.workload))
     for job in jobs:
         cache.jobs._put(job.uid, 5, job)
+    if profile is not None:
+        cache.profiles._put("p", 5, profile)
     events = SimpleNamespace(record=lambda **_: None)
     workloads = Workloads(cache, cast(Any, server), cast(Any, None), cast(Any, events))
     request = FollowRequest(WorkloadRef("u", namespace, "w"), Turn(), fresh or {}, 0.0)
@@ -94,6 +104,25 @@ async def test_a_workflow_begun_for_a_forged_job_touches_its_own_namespace_only(
     assert (followed.next, followed.phase) == ("end", "Deleted")
     assert server.deleted == [("attacker", "evil")]
     assert server.patched == []
+
+
+async def test_an_end_tells_what_is_recommended_and_a_look_on_the_way_leaves_what_was() -> None:
+    usage = Usage(9, 1, 1000, {16: 9}, {12: 9})
+    runs = [
+        Run(Mark(int(time.time()) - i, "x"), "ns", "m", 1, 0.0, False, "Failed", 0, None, usage=usage) for i in range(4)
+    ]
+    profile = fold(Profile("ns", "m"), runs)
+    server = Server()
+    await look("ns", server, (REAL,), profile=profile)
+    assert server.recommended == [None]
+    ended = Server()
+    await look("ns", ended, (replace(REAL, finished="Complete", finished_at=time.time()),), profile=profile)
+    (told,) = ended.recommended
+    assert (told["gpuCount"], told["memoryMiB"], told["confidence"]) == (1, 1150, 0.5)
+    elsewhere = Server()
+    done = (replace(REAL, finished="Complete", finished_at=time.time()),)
+    await look("ns", elsewhere, done, profile=replace(profile, namespace="other"))
+    assert elsewhere.recommended == [None]
 
 
 DELETING = stored(deletionTimestamp="2026-01-01T01:00:00Z")

@@ -10,6 +10,7 @@ from temporalio.client import Client, WorkflowHandle
 
 from activities.cache import ClusterCache
 from activities.messages import WorkloadState, workload_id
+from activities.sampling import Usages
 from activities.signatures import TASK_QUEUE, WorkloadRef
 from berth.process import ProcessOptions, connect_temporal
 from berth.worker_process import build_worker, make_current
@@ -63,7 +64,7 @@ async def test_no_look_is_cut_off_because_others_came(stack: Stack) -> None:
     cache = ClusterCache(kube)
     for reflector in cache.reflectors.values():
         reflector.synced.set()  # of a cluster in which there is nothing
-    worker = build_worker(temporal, cache, kube, EventRecorder(kube, "test", "here"))
+    worker = build_worker(temporal, cache, kube, EventRecorder(kube, "test", "here"), Usages())
     async with worker, asyncio.timeout(120):
         while not await make_current(temporal, only_if_none=False):
             await asyncio.sleep(0.1)

@@ -71,6 +71,16 @@ def test_every_field_but_four_is_fixed_after_the_first_job() -> None:
     assert fields - compared == fields - named == {"suspend", "priority", "preemptible", "activeDeadlineSeconds"}
 
 
-def test_columns() -> None:
-    names = [column["name"] for column in version()["additionalPrinterColumns"] if not column.get("priority")]
-    assert names == ["Model", "GPUs", "Strategy", "Phase", "Node", "Retries", "Age"]
+@pytest.mark.parametrize(
+    ("plural", "columns"),
+    [
+        ("gpuworkloads", ["Model", "GPUs", "Strategy", "Phase", "Node", "Retries", "Age"]),
+        ("gpuquotas", ["Cohort", "GPUs", "Used", "Borrowed", "Waiting", "Share", "Valid", "Age"]),
+        ("gpumodelprofiles", ["Model", "Runs", "P50", "P90", "Active GPUs", "Peak memory", "Age"]),
+    ],
+)
+def test_columns(plural: str, columns: list[str]) -> None:
+    (kind,) = [each for each in DEFINITIONS if each.plural == plural]
+    assert [
+        column["name"] for column in version(kind)["additionalPrinterColumns"] if not column.get("priority")
+    ] == columns

@@ -12,6 +12,7 @@ from crds.gpuworkload import GPUWorkloadStatus
 from planning import status
 from planning.lifecycle import Observation, Step, next_step
 from planning.model import TOMBSTONES, Turn, Verdict, Waiting, WorkloadView
+from planning.times import timestamp
 from tests.planning.builders import NOW, job, node, workload
 from tests.planning.test_lifecycle import JOBS, NODES, TURNS, VERDICTS, WORKLOADS
 
@@ -81,11 +82,11 @@ def test_transition_times_move_only_when_a_condition_flips() -> None:
     first = valid(status.waiting(view, WAITING, NOW))
     view = replace(view, status=first)
     second = valid(status.waiting(view, replace(WAITING, reason="WaitingForPods"), NOW + 60))
-    assert {c["lastTransitionTime"] for c in second["conditions"]} == {status.timestamp(NOW)}
+    assert {c["lastTransitionTime"] for c in second["conditions"]} == {timestamp(NOW)}
     view = replace(view, status=second)
     third = valid(status.project(view, step_of(view, job("a", "n")), NOW + 90))
     times = {c["type"]: c["lastTransitionTime"] for c in third["conditions"]}
-    assert times["Scheduled"] == status.timestamp(NOW + 90) and times["Accepted"] == status.timestamp(NOW)
+    assert times["Scheduled"] == timestamp(NOW + 90) and times["Accepted"] == timestamp(NOW)
 
 
 def test_a_retry_announces_its_time_once() -> None:
@@ -93,7 +94,7 @@ def test_a_retry_announces_its_time_once() -> None:
     lost = job("a", "n", finished="Failed", reason="BackoffLimitExceeded")
     first = valid(status.project(view, step_of(view, lost), NOW))
     assert (first["phase"], first["attempt"], first["retryCount"]) == ("Pending", 1, 1)
-    assert first["nextRetryTime"] == status.timestamp(NOW + 30) and first["assignedNode"] is None
+    assert first["nextRetryTime"] == timestamp(NOW + 30) and first["assignedNode"] is None
     assert conditions(first)["Scheduled"] == ("False", "JobFailed") and first["jobName"] == "a-a-0"
     view = replace(view, status=first)
     again = status.project(
@@ -144,7 +145,7 @@ def test_the_last_ten_decisions_are_kept_and_a_recount_is_none() -> None:
         assert written is not None
         view = replace(view, status=written)
     assert [each["reason"] for each in view.status["decisions"]] == [f"Reason{i}" for i in range(2, 12)]
-    assert view.status["decisions"][-1]["time"] == status.timestamp(NOW + 11)
+    assert view.status["decisions"][-1]["time"] == timestamp(NOW + 11)
     assert all(len(each["message"]) == 256 for each in view.status["decisions"])
     again = status.waiting(view, Waiting("w", "ns", "w", 1, "Reason11", "other words"), NOW + 99)
     assert again is not None and again["decisions"] == view.status["decisions"]
@@ -155,3 +156,10 @@ def test_what_others_wrote_into_decisions_harms_nobody(told: Any) -> None:
     view = replace(workload("w"), status={"decisions": told})
     written = status.waiting(view, Waiting("w", "ns", "w", 1, "WaitingForCapacity", "m"), NOW)
     assert written is not None and written["decisions"][-1]["reason"] == "WaitingForCapacity"
+
+
+def test_a_recommendation_stays_until_another_is_written() -> None:
+    told = {"gpuCount": 1, "confidence": 0.5, "reason": "seen"}
+    view = workload("a", status={"phase": "Scheduled", "recommendation": told})
+    running = valid(status.project(view, step_of(view, job("a", "n", ready=True)), NOW))
+    assert (running["phase"], running["recommendation"]) == ("Running", told)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planning.demand import DAY, HALF_LIFE, PAUSE, learned, models
+from planning.decay import DAY, HALF_LIFE
+from planning.demand import PAUSE, kind, learned, models
 from planning.filters import Constraints, Requirement
 from planning.jobs import shape_of
-from planning.model import GPU_MODEL_LABEL, WHOLE, Devices
+from planning.model import GPU_MODEL_LABEL, WHOLE, Devices, Ended, WorkloadView
+from planning.profiles import Profile, fold, run_of
 from planning.typical import Fragments, Kind, Typical, as_often_as_it_fits, typical
 from tests.planning.builders import NOW, SETTINGS, workload
 
@@ -104,6 +108,46 @@ def test_what_was_learned_stays_the_same_for_a_while(ages: list[float], later: f
     shape = partial(shape_of, settings=SETTINGS)
     newcomer = workload("newcomer", 8, created=now + later)
     assert learned(views, shape, now) == learned([*views, newcomer], shape, now + later)
+
+
+def ended(uid: str, gpus: int, created: float) -> WorkloadView:
+    tombstone = Ended(told=NOW - 60, finished=NOW - 60)
+    return workload(uid, gpus, created=created, status={"phase": "Succeeded"}, ended=tombstone)
+
+
+def shares(*arguments: Any) -> dict[int, float]:
+    return {each.kind.gpus: each.share for each in learned(*arguments)}
+
+
+def profile_of(views: list[WorkloadView]) -> Profile:
+    shape = partial(shape_of, settings=SETTINGS)
+    runs = [run_of(view, kind(view.spec, shape(view.spec))) for view in views if view.spec is not None]
+    return fold(Profile("ns", "m"), [run for run in runs if run is not None])
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 8), st.floats(PAUSE, 11 * DAY)), min_size=1, max_size=20), st.data())
+def test_those_that_a_profile_has_learned_count_as_before_also_when_they_are_gone(
+    asked: list[tuple[int, float]], data: st.DataObject
+) -> None:
+    shape = partial(shape_of, settings=SETTINGS)
+    views = [ended(f"w{i}", gpus, NOW - age) for i, (gpus, age) in enumerate(asked)]
+    going = [workload(f"g{i}", 1 + i % 3, created=NOW - 9 * DAY) for i in range(data.draw(st.integers(0, 3)))]
+    left = data.draw(st.lists(st.sampled_from(views), unique_by=lambda view: view.uid))
+    before = shares([*views, *going], shape, NOW)
+    now = shares([*left, *going], shape, NOW, [profile_of(views)])
+    # Weights are rounded, which may decide what is the last to make up 95 percent.
+    for gpus in before.keys() | now.keys():
+        assert now.get(gpus, 0.0) == pytest.approx(before.get(gpus, 0.0), abs=0.06)
+
+
+def test_one_that_its_profile_does_not_know_yet_counts_because_it_exists() -> None:
+    shape = partial(shape_of, settings=SETTINGS)
+    known, new = ended("a", 1, NOW - DAY), replace(ended("b", 2, NOW - DAY), ended=Ended(told=NOW, finished=NOW))
+    assert shares([known, new], shape, NOW, [profile_of([known])]) == {1: 0.5, 2: 0.5}
+    assert shares([known, new], shape, NOW, [profile_of([known, new])]) == {1: 0.5, 2: 0.5}
+    elsewhere = replace(profile_of([known]), namespace="other")
+    assert shares([known], shape, NOW, [elsewhere]) == {1: 1.0}
 
 
 @pytest.mark.parametrize(

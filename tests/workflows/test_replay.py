@@ -15,6 +15,7 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.worker import Replayer
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
+from activities.signatures import LEARN
 from workflows.gpuworkload import GPUWorkload
 from workflows.placement import Placement
 
@@ -56,6 +57,11 @@ def test_every_workflow_and_every_way_through_it_is_recorded() -> None:
         "gpuworkload-evicted",
         "placement-rounds",
     } <= names
+
+
+def test_that_runs_are_learned_is_recorded() -> None:
+    recorded = [path for path in HISTORIES if path.stem.startswith("placement-rounds")]
+    assert any(f'"name": "{LEARN}"' in path.read_text() for path in recorded)
 
 
 async def test_a_history_that_does_not_fit_is_refused() -> None:
