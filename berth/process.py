@@ -17,9 +17,9 @@ from opentelemetry.sdk.trace import TracerProvider
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from temporalio.client import Client
 from temporalio.contrib.opentelemetry import TracingInterceptor
-from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.envconfig import ClientConfig
 
+from berth.converter import data_converter
 from berth.telemetry import sdk_runtime, set_up_logging, set_up_metrics, set_up_traces
 from kube.reflector import Reflector
 
@@ -61,7 +61,7 @@ async def connect_temporal(options: ProcessOptions, *, traced: bool = False, laz
     config.setdefault("target_host", "127.0.0.1:7233")
     return await Client.connect(
         **config,
-        data_converter=pydantic_data_converter,
+        data_converter=data_converter,
         interceptors=[TracingInterceptor()] if traced else [],
         lazy=lazy,
         runtime=sdk_runtime(),

@@ -35,7 +35,10 @@ def lagging(
     whatever ended, is being suspended or deleted, or has Jobs of several turns.
     """
     mine = Belongings.of(jobs, pods)
-    due = [(view, job) for view in workloads if (job := _due(view, mine.jobs.get((view.namespace, view.uid), ())))]
+    # Of all that ever ended most are still there, and have no Job: they should cost as little as can be.
+    owners = {uid for _, uid in mine.jobs}
+    owned = [view for view in workloads if view.uid in owners]
+    due = [(view, job) for view in owned if (job := _due(view, mine.jobs.get((view.namespace, view.uid), ())))]
     by_name = {node.name: node for node in nodes} if due else {}
     found = []
     for view, job in due:

@@ -86,14 +86,15 @@ class Histories:
     ledger_runs: int = 0
 
 
-async def histories(client: Client, namespace: str, expected: int, timeout: float = 15.0) -> Histories:
-    """Reads them from Temporal; waits for `expected` workflows of that Kubernetes namespace to be known and closed.
+async def histories(client: Client, namespace: str | None, expected: int, timeout: float = 15.0) -> Histories:
+    """Reads them from Temporal; waits for `expected` workflows of that Kubernetes namespace (None: of all) to be known
+    and closed.
 
     Temporal's list is some moments late, more so after much work: it tells which workflows there are, and whatever it
     still calls open is asked for itself.
     """
     deadline = time.monotonic() + timeout
-    query = f'BerthKind = "GPUWorkload" AND BerthNamespace = "{namespace}"'
+    query = 'BerthKind = "GPUWorkload"' + ("" if namespace is None else f' AND BerthNamespace = "{namespace}"')
     while True:
         events: Counter[str] = Counter()
         size: Counter[str] = Counter()

@@ -105,10 +105,11 @@ def test_strategies_run_as_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert found["decisions, fgd, 2 nodes"]["decisions"] > 0
 
 
-@pytest.mark.parametrize("name", ["admission", "placement", "strategies"])
+@pytest.mark.parametrize("name", ["admission", "kueue", "placement", "strategies"])
 def test_every_benchmark_tells_its_options(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [name, "--help"])
-    monkeypatch.delitem(sys.modules, f"benchmarks.{name}")
+    for module in [each for each in sys.modules if each.startswith(f"benchmarks.{name}")]:
+        monkeypatch.delitem(sys.modules, module)
     with pytest.raises(SystemExit) as ended:
         runpy.run_module(f"benchmarks.{name}", run_name="__main__")
     assert ended.value.code == 0

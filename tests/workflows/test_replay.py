@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from temporalio.client import WorkflowHistory
-from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.worker import Replayer
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
 from activities.signatures import LEARN
+from berth.converter import data_converter
 from workflows.gpuworkload import GPUWorkload
 from workflows.placement import Placement
 
@@ -31,7 +31,7 @@ def replayer() -> Replayer:
         workflow_runner=SandboxedWorkflowRunner(
             restrictions=SandboxRestrictions.default.with_passthrough_modules(*PASSED_THROUGH)
         ),
-        data_converter=pydantic_data_converter,
+        data_converter=data_converter,
     )
 
 
