@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from crds.settings import Settings
 from planning.capacity import Belongings, Holding, Room
-from planning.filters import Shape, lacking
+from planning.filters import lacking
 from planning.floor import Floor, Wish
 from planning.model import JobView, NodeView, Resources, Snapshot, WorkloadView
 from planning.queue import turn_in_queue
@@ -48,15 +48,6 @@ class Clearing:
 
     node: str
     victims: tuple[Candidate, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Blocked:
-    """A workload before this one that found no place: it must not be the one to profit."""
-
-    namespace: str
-    shape: Shape
-    firm: bool
 
 
 def candidates(snapshot: Snapshot, mine: Belongings, settings: Settings) -> list[Candidate]:
@@ -111,7 +102,7 @@ class Preemptor:
         self._in_vain: set[tuple[object, ...]] = set()
         self._served = 0
 
-    def clear(self, wish: Wish, blocked: Iterable[Blocked], *, head: bool) -> Clearing | None:
+    def clear(self, wish: Wish, *, head: bool) -> Clearing | None:
         """Where room is made for the workload, and by whom; None if nobody can or may be stopped for it. `head`: of
         those for whom there is no room it is the first, and so the one for whom room is kept.
 
@@ -127,7 +118,7 @@ class Preemptor:
         given = [(each.namespace, each.requests, self._kind(each)) for each in self._leaving]
         for namespace, requests, kind in given:
             self._books.give_back(namespace, requests, firm=kind)
-        found = self._search(wish, list(blocked), head)
+        found = self._search(wish, head)
         for namespace, requests, kind in given:
             self._books.take(namespace, requests, firm=kind)
         if found is None:
@@ -148,14 +139,13 @@ class Preemptor:
     def _kind(self, holding: Holding) -> bool:
         return firm(self._views.get((holding.namespace, holding.workload_uid)))
 
-    def _search(self, wish: Wish, blocked: list[Blocked], head: bool) -> Clearing | None:
+    def _search(self, wish: Wish, head: bool) -> Clearing | None:
         chosen: list[Candidate] = []
         with self._without(chosen):
             if not self._enough_quota(wish, chosen, head):
                 return None
             options = [each for node in self._floor.allowed(wish.shape) if (each := self._on(node, wish, chosen, head))]
-            options.sort(key=lambda each: (_price(each), each.node))
-            return next((each for each in options if not self._profits(each, chosen, blocked)), None)
+            return min(options, key=lambda each: (_price(each), each.node), default=None)
 
     @contextmanager
     def _without(self, stopped: list[Candidate]) -> Iterator[None]:
@@ -235,24 +225,6 @@ class Preemptor:
             if each.job.node == node:
                 free.give_back(each.requests)
         return free
-
-    def _profits(self, clearing: Clearing, chosen: list[Candidate], blocked: list[Blocked]) -> bool:
-        """Whether somebody before it in the queue would take what becomes free: then it would be for nothing."""
-        if not clearing.victims:
-            return False
-        more = [each for each in clearing.victims if each not in chosen]
-        cleared = self._free(clearing.node, clearing.victims)
-        with self._without(more):
-            return any(
-                self._books.short(each.namespace, each.shape.requests, firm=each.firm) is None
-                and any(
-                    not lacking(
-                        each.shape.requests, cleared if node.name == clearing.node else self._floor.left[node.name]
-                    )
-                    for node in self._floor.allowed(each.shape)
-                )
-                for each in blocked
-            )
 
 
 def _price(clearing: Clearing) -> tuple[int, int, float]:

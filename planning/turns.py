@@ -28,7 +28,7 @@ from planning.model import (
     WorkloadView,
 )
 from planning.naming import job_name
-from planning.preemption import Blocked, Preemptor
+from planning.preemption import Preemptor
 from planning.quotas import Books, firm
 from planning.strategies import StrategyError
 from planning.strategies.random import Random
@@ -43,8 +43,6 @@ PREEMPTING = "Preempting"
 _BUDGET = 384 * 1024
 _ENTRY = 448
 
-# Workloads without a place whose shapes are remembered, lest somebody is stopped in vain.
-_BLOCKED = 16
 # For how many workloads room is kept at once: for one among those that compete for the same nodes.
 _KEPT = 64
 
@@ -102,7 +100,6 @@ class Turns:
     seed: int
     reconsidered: list[str]
     held: list[Holding]
-    blocked: list[Blocked] = field(default_factory=list)
     first: dict[str, Wish] = field(default_factory=dict)  # by tenant, who waits for its quota
     releases: dict[str, list[tuple[float, Resources]]] = field(default_factory=dict)
     awaiting: set[str] = field(default_factory=set)  # UIDs for which others are being stopped
@@ -152,7 +149,6 @@ class Turns:
         if attainable and not (behind and kept) and self._cleared(wish, head=not behind):
             return
         why = self.books.explain(view.namespace, need, firm=kept)
-        self._note(wish)
         if attainable:
             self.first.setdefault(tenant, wish)
         self.told.waits(view, WAITING_FOR_QUOTA, lambda: why)
@@ -161,7 +157,6 @@ class Turns:
         head = not self.floor.competes(wish.shape)
         if self._cleared(wish, head=head):
             return
-        self._note(wish)
         self.told.waits(wish.view, WAITING_FOR_CAPACITY, partial(self.floor.explain, wish.shape))
         if head and len(self.floor.kept) < _KEPT:
             kept = kept_for(wish.view, wish.shape, self.floor, self._releases())
@@ -170,7 +165,7 @@ class Turns:
 
     def _cleared(self, wish: Wish, *, head: bool) -> bool:
         """Whether room is being made for the workload; who must go is told to."""
-        found = self.preemptor.clear(wish, self.blocked, head=head)
+        found = self.preemptor.clear(wish, head=head)
         if found is None:
             return False
         self.awaiting.add(wish.view.uid)
@@ -186,11 +181,6 @@ class Turns:
         names = sorted(f"{each.view.namespace}/{each.view.name}" for each in found.victims)
         self.told.waits(wish.view, PREEMPTING, partial(_making_room, found.node, names))
         return True
-
-    def _note(self, wish: Wish) -> None:
-        blocked = Blocked(wish.view.namespace, wish.shape, firm(wish.view))
-        if len(self.blocked) < _BLOCKED and blocked not in self.blocked:
-            self.blocked.append(blocked)
 
     def _leaves_enough(self, before: Wish, wish: Wish) -> bool:
         """Whether what the tenant may still take suffices for this one beside the one before it."""

@@ -84,7 +84,7 @@ def test_the_lowest_then_the_fewest_then_the_youngest() -> None:
     after(there, named("c", 4, **HIGH))
     assert [uid for uid, _ in there.stopped] == ["a"]
 
-    there = cluster(node("n", 4), node("m", 4))
+    there = cluster(node("n", 4), node("z", 4))
     running(*(named(f"s{i}", 1, nodeSelector={"kubernetes.io/hostname": "n"}, **LOW) for i in range(4)), on=there)
     running(named("l", 4, **LOW), on=there)
     after(there, named("c", 4, **HIGH))
@@ -108,14 +108,49 @@ def test_never_for_nothing() -> None:
     assert not there.stopped, "with the low one gone it would still not fit"
 
 
-def test_not_if_somebody_before_it_would_take_the_place() -> None:
-    quotas = [quota("p", "a"), quota("q", "b")]
-    there = running(named("low", 4, "b", **LOW), on=cluster(node("n", 4), quotas=quotas))
-    there.add(named("first", 4, "a", **LOW), named("second", 4, "b"))
+def test_it_goes_first_until_it_has_the_place_and_only_then_who_made_way() -> None:
+    quotas = [quota("c"), quota("p", "a", gpus=1, cohort="c"), quota("q", "b", gpus=0, cohort="c")]
+    there = running(named("guest", 1, "b", **FREE), on=cluster(node("n", 8), quotas=quotas))
+    # The older one of its tenant cannot be had, and would hide the younger one behind whoever holds less.
+    there.add(named("too-much", 2, "a", age=50, **LOW), named("own", 1, "a", age=1, **LOW))
+    assert [stop.uid for stop in there.round().preemptions] == ["guest"] and there.ledger.clearing.keys() == {"own"}
+    there.tick(1)
     decision = there.round()
-    assert not decision.preemptions, "the tenant that holds nothing goes first, and would take the place"
-    del there.workloads["first"]
-    assert [p.uid for p in there.round().preemptions] == ["low"]
+    assert [place.uid for place in decision.assignments] == ["own"] and not decision.withdrawals
+    assert there.ledger.clearing == {}
+    assert [each.uid for each in there.round().withdrawals] == ["guest"]
+    after(there)
+    assert there.running == {"own": "n"} and len(there.stopped) == 1
+
+
+def test_if_it_goes_away_itself_they_queue_again_when_their_pods_are_gone() -> None:
+    there = running(named("low", 8, **LOW), on=cluster(node("n", 8)))
+    there.add(named("high", 8, **HIGH))
+    there.settle()
+    del there.workloads["high"]
+    assert not there.round().withdrawals and there.ledger.clearing == {}
+    assert not there.round().withdrawals, "its pods still end"
+    there.tick(1)
+    assert [each.reason for each in there.round().withdrawals] == ["Preempted"]
+    there.settle()
+    assert there.running == {"low": "n"}
+
+
+def test_one_victim_makes_way_for_one() -> None:
+    there = running(named("low", 8, **LOW), on=cluster(node("n", 8)))
+    there.add(named("b", 8, age=2, **HIGH), named("c", 8, age=1, **HIGH))
+    assert [stop.uid for stop in there.round().preemptions] == ["low"]
+    there.settle()
+    assert len(there.stopped) == 1
+
+
+def test_what_is_being_cleared_is_given_to_nobody_else() -> None:
+    there = running(named("low", 6, **LOW), on=cluster(node("n", 8)))
+    there.add(named("high", 8, **HIGH), named("small", 1, age=1, **FREE))
+    assert there.round().preemptions
+    assert "small" not in there.running
+    after(there)
+    assert there.running == {"high": "n"}
 
 
 def test_who_stays_within_its_nominal_stops_who_borrows() -> None:
@@ -133,6 +168,29 @@ def test_who_borrows_is_never_stopped_below_its_nominal() -> None:
     after(there, named("a", 6, "a"))
     assert len(there.stopped) == 6 and there.running["a"] == "n"
     assert sum(uid.startswith("b") for uid in there.running) == 2
+
+
+def test_two_of_a_tenant_do_not_each_count_on_the_same_nominal() -> None:
+    quotas = [quota("c"), quota("p", "a", gpus=2, cohort="c"), quota("q", "b", gpus=2, cohort="c")]
+    there = running(*(named(f"b{i}", 1, "b", **FREE) for i in range(4)), on=cluster(node("n", 4), quotas=quotas))
+    there.add(named("a1", 2, "a", age=2), named("a2", 2, "a", age=1))
+    assert len(there.round().preemptions) == 2
+
+
+def test_who_would_borrow_stops_nobody_of_another_tenant() -> None:
+    quotas = [quota("c", gpus=4), quota("p", "a", gpus=0, cohort="c"), quota("q", "b", gpus=0, cohort="c")]
+    there = running(*(named(f"b{i}", 1, "b", **FREE) for i in range(4)), on=cluster(node("n", 4), quotas=quotas))
+    after(there, named("a", 1, "a", priority="high", preemptible=True))
+    assert not there.stopped
+
+
+def test_only_those_of_its_cohort_are_stopped_for_its_quota() -> None:
+    quotas = [quota("c"), quota("p", "a", gpus=2, cohort="c"), quota("q", "b", gpus=0, cohort="c")]
+    quotas += [quota("d"), quota("r", "x", gpus=1, cohort="d"), quota("s", "y", gpus=1, cohort="d")]
+    there = cluster(node("n", 8), quotas=quotas)
+    running(named("stranger", 2, "x", **FREE), named("guest", 2, "b", age=99, **FREE), on=there)
+    after(there, named("a", 2, "a"))
+    assert [uid for uid, _ in there.stopped] == ["guest"]
 
 
 def test_room_is_kept_for_the_first_who_finds_none() -> None:
@@ -171,6 +229,22 @@ def test_room_beside_what_is_kept_is_everybodys() -> None:
     there = running(named("a", 4, activeDeadlineSeconds=500), on=cluster(node("n", 8)))
     after(there, named("large", 6, age=50), named("small", 2, age=2), named("more", 1, age=1))
     assert there.running == {"a": "n", "small": "n"}, "4 that come free and 2 that are kept make 6"
+
+
+def test_who_uses_what_is_kept_leaves_less_for_the_next() -> None:
+    there = running(named("a", 4, activeDeadlineSeconds=500), on=cluster(node("n", 8)))
+    there.add(named("large", 6, age=50), named("free", 3, age=2, **FREE), named("small", 2, age=1))
+    there.round()
+    there.check()
+    assert there.running == {"a": "n", "free": "n"}
+
+
+def test_who_is_behind_the_first_of_its_tenant_stops_nobody_for_it() -> None:
+    quotas = [quota("q", "a", gpus=6)]
+    there = cluster(node("n", 8), quotas=quotas)
+    running(named("firm", 5, "a"), named("low", 1, "a", **LOW), on=there)
+    after(there, named("first", 2, "a", age=9, **HIGH), named("second", 1, "a", age=8))
+    assert not there.stopped
 
 
 def test_the_quota_of_the_first_is_kept_too_and_had_back() -> None:
