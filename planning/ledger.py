@@ -41,7 +41,6 @@ def after_deciding(ledger: Ledger, decision: Decision) -> Ledger:
     for assignment in decision.assignments:
         in_flight[assignment.uid] = assignment
         made.pop(assignment.uid, None)
-        clearing.pop(assignment.uid, None)
     for stop in decision.preemptions:
         clearing[stop.winner] = (*clearing.get(stop.winner, ()), stop.job_uid)
     lately = decision.lately or ledger.lately

@@ -42,7 +42,7 @@ def withdrawals(snapshot: Snapshot, mine: Belongings, settings: Settings, ledger
             continue
         pods = _pods_of(job, mine)
         if job.preempted:
-            if not pods and job.uid not in awaited:
+            if job.uid not in awaited:
                 found.append(_stopped(job, living[job.workload_uid]))
             continue
         if job.ready or (not pods and job.counted):

@@ -310,3 +310,13 @@ def test_failures_end_after_max_retries_and_evictions_never_do(story: list[str],
             return
         assert step.turn == Turn(turn.attempt + 1, counted) and step.kind == ("again" if event == "evict" else "retry")
         turn = step.turn
+
+
+def test_a_job_that_makes_way_is_left_to_the_ledger_unless_it_ended_or_is_not_wanted() -> None:
+    stopped = job("a", "n", preempted=True)
+    left = next_step(Observation(NOW, workload("a"), (stopped,)), Turn(), None, 0.0)
+    assert (left.kind, left.reason, left.delete) == ("queued", "Preempted", ())
+    done = next_step(Observation(NOW, workload("a"), (replace(stopped, finished="Complete"),)), Turn(), None, 0.0)
+    assert (done.kind, done.phase) == ("finish", "Succeeded")
+    for unwanted in (workload("a", deleting=True), workload("a", spec={"suspend": True})):
+        assert next_step(Observation(NOW, unwanted, (stopped,)), Turn(), None, 0.0).delete

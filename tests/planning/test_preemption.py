@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from planning.model import NodeView, QuotaView, WorkloadView
-from tests.planning.builders import NOW, node, quota, workload
+from tests.planning.builders import NOW, node, quota, round_of, snapshot, workload
 from tests.planning.cluster import Cluster
 
 LOW: dict[str, Any] = {"priority": "low"}
@@ -113,7 +113,8 @@ def test_it_goes_first_until_it_has_the_place_and_only_then_who_made_way() -> No
     there = running(named("guest", 1, "b", **FREE), on=cluster(node("n", 8), quotas=quotas))
     # The older one of its tenant cannot be had, and would hide the younger one behind whoever holds less.
     there.add(named("too-much", 2, "a", age=50, **LOW), named("own", 1, "a", age=1, **LOW))
-    assert [stop.uid for stop in there.round().preemptions] == ["guest"] and there.ledger.clearing.keys() == {"own"}
+    assert [stop.uid for stop in there.round().preemptions] == ["guest"]
+    assert not there.round().assignments and there.ledger.clearing.keys() == {"own"}
     there.tick(1)
     decision = there.round()
     assert [place.uid for place in decision.assignments] == ["own"] and not decision.withdrawals
@@ -134,6 +135,14 @@ def test_if_it_goes_away_itself_they_queue_again_when_their_pods_are_gone() -> N
     assert [each.reason for each in there.round().withdrawals] == ["Preempted"]
     there.settle()
     assert there.running == {"low": "n"}
+
+
+def test_a_round_that_is_cut_short_forgets_nobody_for_whom_room_is_made() -> None:
+    there = running(named("low", 8, **LOW), on=cluster(node("n", 8)))
+    there.add(named("high", 8, **HIGH))
+    there.round()
+    seen = snapshot(there.nodes, list(there.workloads.values()), jobs=list(there.jobs.values()))
+    assert round_of(seen, there.ledger, limit=0).cleared == []
 
 
 def test_one_victim_makes_way_for_one() -> None:
@@ -171,9 +180,9 @@ def test_who_borrows_is_never_stopped_below_its_nominal() -> None:
 
 
 def test_two_of_a_tenant_do_not_each_count_on_the_same_nominal() -> None:
-    quotas = [quota("c"), quota("p", "a", gpus=2, cohort="c"), quota("q", "b", gpus=2, cohort="c")]
+    quotas = [quota("c", gpus=1), quota("p", "a", gpus=2, cohort="c"), quota("q", "b", gpus=1, cohort="c")]
     there = running(*(named(f"b{i}", 1, "b", **FREE) for i in range(4)), on=cluster(node("n", 4), quotas=quotas))
-    there.add(named("a1", 2, "a", age=2), named("a2", 2, "a", age=1))
+    there.add(named("a1", 2, "a", age=2), named("a2", 1, "a", age=1, **FREE))
     assert len(there.round().preemptions) == 2
 
 
@@ -186,9 +195,9 @@ def test_who_would_borrow_stops_nobody_of_another_tenant() -> None:
 
 def test_only_those_of_its_cohort_are_stopped_for_its_quota() -> None:
     quotas = [quota("c"), quota("p", "a", gpus=2, cohort="c"), quota("q", "b", gpus=0, cohort="c")]
-    quotas += [quota("d"), quota("r", "x", gpus=1, cohort="d"), quota("s", "y", gpus=1, cohort="d")]
+    quotas += [quota("d"), quota("r", "0", gpus=1, cohort="d"), quota("s", "y", gpus=1, cohort="d")]
     there = cluster(node("n", 8), quotas=quotas)
-    running(named("stranger", 2, "x", **FREE), named("guest", 2, "b", age=99, **FREE), on=there)
+    running(named("stranger", 2, "0", **FREE), named("guest", 2, "b", age=99, **FREE), on=there)
     after(there, named("a", 2, "a"))
     assert [uid for uid, _ in there.stopped] == ["guest"]
 
