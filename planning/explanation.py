@@ -32,6 +32,7 @@ from planning.jobs import refusal as spec_refusal
 from planning.jobs import shape_of
 from planning.model import GPU_MODEL_LABEL, Ledger, NodeView, Resources, Snapshot, WorkloadView
 from planning.placement import decide
+from planning.prediction import seconds_to_start
 from planning.queue import in_order
 from planning.quotas import opened
 from planning.strategies import Rank, Request, StrategyError
@@ -63,7 +64,8 @@ class Explanation:
     message tells (it backs off, is examined, waits for its last Job's pods to go), or 'queued', and only then the rest.
     reasons: why not, and how many nodes; '' counts those that hold it. position: 1 is next. message: what the next
     round will say of it; next_node: where it will place it. quota: what its tenant holds and may still take.
-    decisions: the last ones, as its status keeps them.
+    decisions: the last ones, as its status keeps them. start: seconds until it is expected to start, at the median and
+    at the 90th percentile of what runs of the kinds before it took; None if nobody can tell.
     """
 
     namespace: str
@@ -84,6 +86,7 @@ class Explanation:
     next_node: str = ""
     quota: tuple[str, ...] = ()
     decisions: tuple[dict[str, Any], ...] = ()
+    start: tuple[float, float] | None = None
     helps: tuple[str, ...] = ()
 
 
@@ -152,6 +155,7 @@ def _queued(
         message=message or told.message,
         next_node=node,
         quota=books.told(view.namespace),
+        start=_start(snapshot, settings, view.uid),
         asks=shape.requests,
         strategy=strategy,
         strategy_from=source,
@@ -162,6 +166,11 @@ def _queued(
         ahead=tuple(f"{w.namespace}/{w.name}" for w in queue[:place]),
         helps=() if fits else tuple(_helps(shape, snapshot.nodes, left)),
     )
+
+
+def _start(snapshot: Snapshot, settings: Settings, uid: str) -> tuple[float, float] | None:
+    early, late = (seconds_to_start(snapshot, settings, uid, share) for share in (0.5, 0.9))
+    return None if early is None or late is None else (early, max(early, late))
 
 
 def _decisions(status: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from typing import Any
 
 from rich.console import Console
@@ -37,6 +38,13 @@ def show(told: Explanation, events: list[dict[str, Any]], console: Console) -> N
         console.print(table)
 
 
+def _span(seconds: float) -> str:
+    """`40 s`, `12 min`, `3.5 h`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
 def _sentence(told: Explanation) -> str:
     match told.state:
         case "placed":
@@ -61,6 +69,13 @@ def _queue(told: Explanation, console: Console) -> None:
         console.print(f"{'           ' if number else 'quota      '}{escape(line)}")
     if told.next_node:
         console.print(f"[green]the next round places it on node {escape(told.next_node)}, as things are[/]")
+    elif told.start is not None:
+        early, late = told.start
+        at = datetime.now().astimezone() + timedelta(seconds=early)
+        console.print(
+            f"start      expected {at:%H:%M}, in {_span(early)}; nine times in ten within {_span(late)} "
+            "[dim](by what such runs took so far, if nothing is added)[/]"
+        )
     for number, help_ in enumerate(told.helps):
         console.print(f"{'would help' if not number else '          '} {escape(help_)}")
 

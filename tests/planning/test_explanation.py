@@ -12,7 +12,7 @@ from planning.capacity import Belongings, holdings, room
 from planning.explanation import Explanation, explain, keeps_off
 from planning.jobs import shape_of
 from planning.model import NodeView, Resources, Snapshot, WorkloadView
-from tests.planning.builders import NOW, SETTINGS, job, node, placed, pod, round_of, snapshot, taint, workload
+from tests.planning.builders import NOW, SETTINGS, job, node, placed, pod, quota, round_of, snapshot, taint, workload
 
 
 def told(seen: Snapshot, name: str = "w") -> Explanation:
@@ -158,3 +158,19 @@ def test_keeps_off_agrees_with_what_is_left() -> None:
     left = room(seen.nodes, holdings(seen, {}, Belongings.of((), seen.pods)))["n"]
     spec = seen.workloads[0].spec
     assert spec is not None and keeps_off(shape_of(spec, SETTINGS), seen.nodes[0], left) == "short of free GPUs"
+
+
+def test_it_tells_the_start_and_the_quota_of_who_waits() -> None:
+    there = job("r", "n", gpus=8, started=NOW - 100, ready=True, counted=True)
+    mine = workload("w", 4, namespace="ns", created=NOW - 9)
+    bound = workload("r", 8, spec={"activeDeadlineSeconds": 700})
+    seen = snapshot(
+        [node("n", 8)], [bound, mine], jobs=[there], pods=[pod("p", "n", of=there)], quotas=[quota("q", "ns", gpus=16)]
+    )
+    told = explain(seen, SETTINGS, "ns", "w")
+    assert told is not None and told.state == "queued" and told.next_node == ""
+    assert told.start == (600.0, 600.0)
+    assert told.quota == ("GPUQuota q: 8 GPUs of 16 GPUs used, 8 GPUs to be had",)
+    assert "none has 4 free now" in told.message
+    free = explain(replace(seen, jobs=(), pods=(), workloads=(mine,)), SETTINGS, "ns", "w")
+    assert free is not None and free.next_node == "n" and free.start == (0.0, 0.0)

@@ -1,0 +1,129 @@
+"""Predicts when a waiting workload starts: by letting rounds of placement go on while what runs ends when it should.
+
+For `berth explain`. When something ends is learned from its model's and tenant's past runs, and is its deadline at the
+latest; who gets what comes free then is decided by the rounds themselves. What is yet to come is not known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from heapq import heapify, heappush, nsmallest
+
+from crds.settings import Settings
+from planning.durations import Durations
+from planning.memory import Memory
+from planning.model import Assignment, JobView, Ledger, PodView, Snapshot, WorkloadView
+from planning.placement import decide
+
+# Rounds that are looked ahead at most; in a large cluster fewer, for each looks at every node and workload, and each of
+# them lets more than one run end.
+_ROUNDS = 300
+_LOOKS = 100_000
+_ASSIGNMENTS = 1000
+
+
+@dataclass(slots=True)
+class _Future:
+    """The cluster as it will be at `now`."""
+
+    seen: Snapshot
+    durations: Durations
+    share: float
+    now: float
+    jobs: dict[str, JobView] = field(default_factory=dict)  # by UID of their workload
+    pods: dict[str, PodView] = field(default_factory=dict)  # by UID
+    workloads: dict[str, WorkloadView] = field(default_factory=dict)
+    ends: list[tuple[float, str]] = field(default_factory=list)
+
+    def snapshot(self) -> Snapshot:
+        return replace(
+            self.seen,
+            now=self.now,
+            jobs=tuple(self.jobs.values()),
+            pods=tuple(self.pods.values()),
+            workloads=tuple(self.workloads.values()),
+        )
+
+    def end_of(self, view: WorkloadView, started: float) -> float | None:
+        """When a workload that runs since `started` ends; None if nobody can tell."""
+        spec = view.spec
+        if spec is None:
+            return None
+        known = self.durations.remaining(
+            view.namespace, spec.model_name, spec.gpu_count, max(0.0, self.now - started), self.share
+        )
+        deadline = None if spec.active_deadline_seconds is None else started + spec.active_deadline_seconds
+        if known is None:
+            return deadline
+        end = self.now + known.seconds
+        return end if deadline is None else min(end, deadline)
+
+    def begin(self, place: Assignment) -> None:
+        view = self.workloads[place.uid]
+        job = JobView(
+            f"future-{place.uid}", view.namespace, place.job_name, 0, place.uid, place.turn.attempt, place.turn.retries,
+            place.node, place.requests, self.now, self.now, ready=True, counted=True, backfill=place.backfill,
+            active_deadline=view.spec.active_deadline_seconds if view.spec else None,
+        )  # fmt: skip
+        self.jobs[place.uid] = job
+        self.pods[job.uid] = PodView(
+            job.uid, view.namespace, job.name, 0, job.node, job.requests, view.uid, job.name, running=True
+        )
+        end = self.end_of(view, self.now)
+        if end is not None:
+            heappush(self.ends, (end, place.uid))
+
+    def leave(self, uid: str, *, ended: bool) -> None:
+        """What the workload holds comes free; unless it ended it waits again."""
+        self.jobs.pop(uid, None)
+        self.pods = {key: pod for key, pod in self.pods.items() if pod.workload_uid != uid}
+        self.ends = [entry for entry in self.ends if entry[1] != uid]
+        heapify(self.ends)
+        if ended:
+            self.workloads.pop(uid, None)
+
+
+def seconds_to_start(snapshot: Snapshot, settings: Settings, uid: str, share: float) -> float | None:
+    """Seconds until the workload gets a place, if of all runs that `share` of their kind takes no longer than they do;
+    None if nobody can tell.
+    """
+    future = _Future(snapshot, Durations(snapshot.profiles, snapshot.now), share, snapshot.now)
+    _begin(future)
+    # Whoever has a template and waits was examined.
+    examined = {w.uid: w.generation for w in snapshot.workloads if w.spec is not None and w.spec.template is not None}
+    memory, ledger = Memory(), Ledger(accepted=examined)
+    rounds = max(10, min(_ROUNDS, _LOOKS // (len(snapshot.nodes) + len(snapshot.workloads) + 1)))
+    for _ in range(rounds):
+        decision = decide(future.snapshot(), ledger, settings, limit=_ASSIGNMENTS, seed=0, memory=memory)
+        for place in decision.assignments:
+            if place.uid == uid:
+                return future.now - snapshot.now
+            future.begin(place)
+        for stop in decision.preemptions:
+            future.leave(stop.uid, ended=False)
+        for verdict in decision.verdicts:
+            future.workloads.pop(verdict.uid, None)
+        if decision.more or decision.preemptions:
+            continue
+        if not future.ends:
+            return None
+        future.now = max(future.now, nsmallest(1 + len(future.ends) // rounds, future.ends)[-1][0])
+        while future.ends and future.ends[0][0] <= future.now:
+            future.leave(future.ends[0][1], ended=True)
+    return None
+
+
+def _begin(future: _Future) -> None:
+    seen = future.seen
+    future.pods = {pod.uid: pod for pod in seen.pods if not pod.terminating}
+    future.workloads = {
+        view.uid: view for view in seen.workloads if not view.finished and not view.deleting and view.phase != "Pending"
+    }
+    for job in seen.jobs:
+        view = future.workloads.get(job.workload_uid)
+        if view is None or view.namespace != job.namespace or job.finished or job.deleting or job.preempted:
+            continue
+        future.jobs[view.uid] = job
+        end = future.end_of(view, job.started if job.started is not None else future.now)
+        if end is not None:
+            heappush(future.ends, (end, view.uid))
