@@ -130,7 +130,8 @@ class Placements:
             await self._each(decision.waiting, self._tell_waiting)
             await self._show(decision.assignments, done)
             if self._cache.quotas.items:
-                await self._each(lagging_quotas(self._cache.snapshot(), request.lately), self._show_quota)
+                lags, _ = lagging_quotas(self._cache.snapshot(), request.lately)
+                await self._each(lags, self._show_quota)
         finally:
             alive.cancel()
         return done

@@ -17,7 +17,7 @@ from planning.model import Decision, Ledger, Snapshot
 from planning.placement import decide
 from planning.profiles import by_key, next_due
 from planning.projection import lagging
-from planning.quota_status import lagging_quotas
+from planning.quota_status import PAUSE, lagging_quotas
 
 _meter = metrics.get_meter("berth.worker")
 _queued = _meter.create_gauge("berth_queue_depth", description="GPUWorkloads waiting for a place after the last round")
@@ -63,11 +63,20 @@ class Planner:
         _queued.set(decision.queued)
         _in_flight.set(len(ledger.in_flight) + len(decision.assignments) - len(decision.seen))
         lags = await asyncio.to_thread(lagging, snapshot.now, snapshot.workloads, jobs, snapshot.pods, snapshot.nodes)
-        quotas = await asyncio.to_thread(lagging_quotas, snapshot, ledger.lately)
+        quotas, later = await asyncio.to_thread(lagging_quotas, snapshot, ledger.lately)
         ended = [*snapshot.workloads, *self._cache.departed.values()]
         learn_in = await asyncio.to_thread(next_due, ended, jobs, by_key(snapshot.profiles), snapshot.now)
         versions = _binding(decision, snapshot, ledger)
-        return DecideResult(decision, versions, bool(behind), restored is not None, len(lags), len(quotas), learn_in)
+        return DecideResult(
+            decision,
+            versions,
+            bool(behind),
+            restored is not None,
+            len(lags),
+            len(quotas),
+            learn_in,
+            PAUSE if later else None,
+        )
 
 
 def _after_restore(ledger: Ledger, version: int) -> Ledger:

@@ -53,6 +53,7 @@ class DecideResult:
     it before means nothing.
     `lagging`: how many statuses do not tell yet that their Job was made, or runs. `quotas`: those of GPUQuotas.
     `learn_in`: seconds until workloads that ended can be learned from (0: now); None while there is nothing to learn.
+    `quotas_in`: seconds until more of GPUQuotas' statuses may be written; None while there are none.
     """
 
     decision: Decision
@@ -62,6 +63,7 @@ class DecideResult:
     lagging: int = 0
     quotas: int = 0
     learn_in: float | None = None
+    quotas_in: float | None = None
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,10 @@ from crds.gpuworkload import MAX_GPUS
 from planning.model import Assignment, JobView, Ledger, NodeView, PodView, Resources, Snapshot, WorkloadView
 from planning.naming import spec_hash
 
+# Seconds after its grace period from when on a pod counts as stuck, and the longest grace that is waited for.
+STUCK = 30.0
+PATIENCE = 600.0
+
 
 @dataclass(slots=True)
 class Room:
@@ -102,7 +106,7 @@ def holdings(snapshot: Snapshot, promised: Mapping[str, Assignment], mine: Belon
     for pod in snapshot.pods:
         if pod.node in nodes:
             job = jobs.get((pod.namespace, pod.job_name))
-            leaving = pod.terminating or (job is not None and _leaving(job))
+            leaving = _going(pod, snapshot.now) if pod.terminating else job is not None and _leaving(job)
             until = _until(job) if job is not None else None
             yield Holding(pod.namespace, pod.workload_uid, pod.node, pod.requests, leaving, until)
     for job, gpus in _claims(snapshot, mine):
@@ -120,6 +124,11 @@ def room(nodes: Iterable[NodeView], held: Iterable[Holding]) -> dict[str, Room]:
     for holding in held:
         left[holding.node].take(holding.requests)
     return left
+
+
+def _going(pod: PodView, now: float) -> bool:
+    """Whether a terminating pod may be expected to be gone soon: one that is stuck holds its place like any other."""
+    return pod.gone_by is None or now - STUCK <= pod.gone_by <= now + PATIENCE
 
 
 def _leaving(job: JobView) -> bool:

@@ -46,7 +46,8 @@ class Floor:
 
     def __init__(self, snapshot: Snapshot, settings: Settings, left: dict[str, Room], memory: Memory) -> None:
         self.nodes, self.left = snapshot.nodes, left
-        self.full: dict[Shape, bool] = {}  # no room for this shape -> whether any node could ever
+        self.full: set[Shape] = set()  # shapes for which there is no room now
+        self._never: dict[Shape, bool] = {}
         self.kept: list[Kept] = []
         self._index = {node.name: i for i, node in enumerate(snapshot.nodes)}
         self._competing: dict[Constraints, tuple[int, bool]] = {}
@@ -99,6 +100,19 @@ class Floor:
         self.left[node].take(need)
         self._messages.clear()
 
+    def unpromised(self, node: str) -> Room:
+        """What is left on the node, but for what is free there now and kept: what comes free later is nobody's yet."""
+        free = replace(self.left[node])
+        for kept in self.kept:
+            if kept.node == node:
+                now, amount = replace(free), kept.amount
+                now.give_back(amount)
+                free.gpus = now.gpus - min(amount.gpus, max(now.gpus, 0))
+                free.cpu_milli = now.cpu_milli - min(amount.cpu_milli, max(now.cpu_milli, 0))
+                free.memory = now.memory - min(amount.memory, max(now.memory, 0))
+                free.pods = now.pods - min(amount.pods, max(now.pods, 0))
+        return free
+
     def allowed(self, shape: Shape) -> Iterator[NodeView]:
         """The nodes that take such a request if there is room."""
         for node, why in zip(self.nodes, self._refused(shape.constraints), strict=True):
@@ -106,10 +120,10 @@ class Floor:
                 yield node
 
     def never(self, shape: Shape) -> bool:
-        """Whether no node could hold the shape even empty; remembers that it does not fit now."""
-        if shape not in self.full:
-            self.full[shape] = not any(able_when_empty(shape, node) for node in self.nodes)
-        return self.full[shape]
+        """Whether no node could hold the shape even empty."""
+        if shape not in self._never:
+            self._never[shape] = not any(able_when_empty(shape, node) for node in self.nodes)
+        return self._never[shape]
 
     def explain(self, shape: Shape) -> str:
         if shape not in self._messages:

@@ -73,8 +73,8 @@ def job_manifest(workload: WorkloadView, assignment: Assignment, settings: Setti
         naming.NODE_ANNOTATION: assignment.node,
         naming.REQUESTS_ANNOTATION: requests_text(assignment.requests),
     }
-    if assignment.backfill:
-        manifest["metadata"]["annotations"][naming.BACKFILL_ANNOTATION] = "true"
+    if assignment.backfill is not None:
+        manifest["metadata"]["annotations"][naming.BACKFILL_ANNOTATION] = str(int(assignment.backfill))
     _pin(manifest["spec"]["template"]["spec"], assignment.node)
     return manifest
 

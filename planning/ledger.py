@@ -42,7 +42,7 @@ def after_deciding(ledger: Ledger, decision: Decision) -> Ledger:
         in_flight[assignment.uid] = assignment
         made.pop(assignment.uid, None)
     for stop in decision.preemptions:
-        clearing[stop.winner] = (*clearing.get(stop.winner, ()), stop.job_uid)
+        clearing[stop.winner] = stop.winner_generation
     lately = decision.lately or ledger.lately
     return Ledger(in_flight, turns, held, accepted, rejected, made, avoided, lately, clearing)
 

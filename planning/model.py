@@ -86,6 +86,7 @@ class PodView:
     workload_uid: str = ""
     job_name: str = ""
     terminating: bool = False
+    gone_by: float | None = None  # of a terminating one: when its grace period ends
     running: bool = False
     blocked: str = ""  # why the kube-scheduler could not bind it, in its words
 
@@ -117,7 +118,7 @@ class JobView:
     spec_hash: str = ""  # of the spec that it was made from; '' for a Job of an older build
     withdrawn: bool = False  # the ledger marked it before it took it back; nobody else's deletion looks like this
     preempted: bool = False  # the ledger suspended it so that others get its place; it goes when its pods are gone
-    backfill: bool = False  # it was given room that is kept for somebody before it
+    backfill: float | None = None  # it was given what is kept for somebody: until when it may keep it (0: on demand)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +214,7 @@ class Assignment:
     requests: Resources
     strategy: str
     job_name: str
-    backfill: bool = False  # the room is kept for somebody else, who may have it back
+    backfill: float | None = None  # what it gets is kept for somebody else: until when it may have it (0: on demand)
 
 
 # Nodes remembered for a workload: enough for the usual cause (a zone, a kind of node), small in every history.
@@ -250,7 +251,7 @@ class Ledger:
     has seen that version and shows no such Job tells that the Job came and went, and the promise with it.
     avoided: workloads that were withdrawn since a pod of theirs was last bound -> where; other nodes go first.
     lately: what each tenant held on average, by the name of its GPUQuota.
-    clearing: workloads for which others are being stopped -> the UIDs of those Jobs; they go first until placed.
+    clearing: workloads for which others are being stopped -> their generation; they go first until they are placed.
     """
 
     in_flight: dict[str, Assignment] = field(default_factory=dict)
@@ -261,7 +262,7 @@ class Ledger:
     made: dict[str, int] = field(default_factory=dict)
     avoided: dict[str, Avoided] = field(default_factory=dict)
     lately: dict[str, Lately] = field(default_factory=dict)
-    clearing: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    clearing: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,6 +342,7 @@ class Preemption:
     next_turn: Turn
     message: str
     winner: str  # the UID of the workload that gets the place
+    winner_generation: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ NODE_ANNOTATION = f"{GROUP}/node"
 REQUESTS_ANNOTATION = f"{GROUP}/requests"
 SPEC_HASH_ANNOTATION = f"{GROUP}/spec-hash"  # on a Job: of the spec that it was made from
 PREEMPTED_ANNOTATION = f"{GROUP}/preempted"  # on a Job that the ledger suspended: for whom
-BACKFILL_ANNOTATION = f"{GROUP}/backfill"  # on a Job whose room is kept for a workload before it: "true"
+BACKFILL_ANNOTATION = f"{GROUP}/backfill"  # on a Job whose room is kept for a workload before it: until when, or 0
 WITHDRAWN_ANNOTATION = f"{GROUP}/withdrawn"  # on a Job that the ledger takes back: why
 SIMULATED_LABEL = f"{GROUP}/simulated"  # on a node that nobody runs anything on: "true"
 

@@ -58,7 +58,7 @@ def decide(
     mine = Belongings.of(snapshot.jobs, snapshot.pods)
     promised = standing(snapshot, ledger, mine)
     told = Told()
-    for withdrawal in withdrawals(snapshot, mine, settings, ledger):
+    for withdrawal in withdrawals(snapshot, mine, settings):
         if told.affords(withdrawal.message):
             told.decision.withdrawals.append(withdrawal)
     queue = _queue(snapshot, ledger, settings, mine, promised, memory, told)
@@ -68,10 +68,14 @@ def decide(
     books = opened(snapshot.quotas, snapshot.nodes, held, views)
     reconsidered = to_reconsider(snapshot, mine, ledger)
     stoppable = candidates(snapshot, mine, settings) if queue else []
-    preemptor = Preemptor(floor, books, held, stoppable, views)
+    preemptor = Preemptor(floor, books, held, stoppable, views, snapshot.now)
     turns = Turns(floor, books, preemptor, told, ledger, snapshot.now, seed, reconsidered, held)
-    promised_room = [wish for wish in queue if wish.view.uid in ledger.clearing]
-    rest = [wish for wish in queue if wish.view.uid not in ledger.clearing]
+
+    def has_word(wish: Wish) -> bool:
+        return ledger.clearing.get(wish.view.uid) == wish.view.generation
+
+    promised_room = [wish for wish in queue if has_word(wish)]
+    rest = [wish for wish in queue if not has_word(wish)]
     order = in_order(rest, lambda wish: (wish.view, wish.shape.requests), books, ledger.lately, snapshot.now)
     waiting = {wish.view.uid for wish in queue}
     for wish in chain(sorted(promised_room, key=lambda wish: turn_in_queue(wish.view)), order):
@@ -80,6 +84,8 @@ def decide(
             break
         waiting.discard(wish.view.uid)
         turns.take(wish)
+    # Who was stopped waits too, though not yet in the queue.
+    told.queued += sum(job.preempted and not job.finished for job in snapshot.jobs)
     due = (
         next_deadline(snapshot, mine, settings, bool(told.decision.assignments or promised)),
         next_stoppable(snapshot, mine, settings) if told.queued else None,

@@ -8,9 +8,10 @@ None of these holds both ways, so no two can stop each other in turn.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from crds.settings import Settings
 from planning.capacity import Belongings, Holding, Room
@@ -20,26 +21,30 @@ from planning.model import JobView, NodeView, Resources, Snapshot, WorkloadView
 from planning.queue import turn_in_queue
 from planning.quotas import Books, above, firm, vector
 
-# What a round may spend: preemptors served, victims of one, and searches in vain (each for another shape and rank).
+# What a round may spend: preemptors served, victims of one, and searches for one tenant.
 SERVED = 8
 VICTIMS = 32
-_SEARCHES = 64
+_SEARCHES = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A running Job that may be stopped. `lost`: the GPU-seconds of its run so far."""
+    """A running Job. `requests`: what its pods hold; `lost`: the GPU-seconds of its run so far; `firm`: it may not be
+    preempted, but for what it should not have; `young`: it has not run for the minimum.
+    """
 
     job: JobView
     view: WorkloadView
     requests: Resources
     lost: float
+    firm: bool
+    young: bool
 
     @property
-    def cost(self) -> tuple[int, float, str, str]:
+    def cost(self) -> tuple[bool, int, float, str, str]:
         """What orders the candidates: the cheapest first."""
         priority = self.view.spec.priority_value if self.view.spec else 0
-        return priority, self.lost, self.view.namespace, self.view.name
+        return self.firm, priority, self.lost, self.view.namespace, self.view.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +56,27 @@ class Clearing:
 
 
 def candidates(snapshot: Snapshot, mine: Belongings, settings: Settings) -> list[Candidate]:
-    """Everything that may be stopped at all, the cheapest first; what runs for less than the minimum is left alone."""
+    """Everything that runs and might be stopped for somebody, the cheapest first."""
     found = []
     for view in snapshot.workloads:
-        if view.finished or view.deleting or firm(view):
+        if view.finished or view.deleting or view.spec is None:
             continue
+        pods = mine.pods.get((view.namespace, view.uid), ())
         for job in mine.jobs.get((view.namespace, view.uid), ()):
             if job.finished or job.deleting or job.preempted or job.withdrawn:
                 continue
-            since = job.started if job.started is not None else job.created
-            if snapshot.now - since < settings.minimum_runtime_seconds:
+            # What the pods hold, for a Job's own annotations may say anything.
+            here = [pod for pod in pods if pod.job_name == job.name and pod.node == job.node]
+            held = [pod.requests for pod in here if not pod.terminating]
+            if not held:
                 continue
-            pods = [pod for pod in mine.pods.get((view.namespace, view.uid), ()) if pod.job_name == job.name]
-            if any(pod.node == job.node and not pod.terminating for pod in pods):
-                lost = max(0.0, snapshot.now - since) * job.requests.gpus
-                found.append(Candidate(job, view, job.requests, lost))
+            since = job.started if job.started is not None else job.created
+            asked = Room(0, 0, 0, 0)
+            for each in held:
+                asked.give_back(each)
+            age = max(0.0, snapshot.now - since)
+            young = age < settings.minimum_runtime_seconds
+            found.append(Candidate(job, view, asked.as_resources(), age * asked.gpus, firm(view), young))
     return sorted(found, key=lambda each: each.cost)
 
 
@@ -87,7 +98,7 @@ class Preemptor:
 
     def __init__(
         self, floor: Floor, books: Books, held: Iterable[Holding], found: list[Candidate],
-        views: Mapping[tuple[str, str], WorkloadView],
+        views: Mapping[tuple[str, str], WorkloadView], now: float,
     ) -> None:  # fmt: skip
         self._floor, self._books, self._candidates = floor, books, found
         self._leaving = [each for each in held if each.leaving]
@@ -99,22 +110,23 @@ class Preemptor:
             self._by_node.setdefault(candidate.job.node, []).append(candidate)
         self._views = views
         self._gone: set[str] = set()
-        self._in_vain: set[tuple[object, ...]] = set()
+        self._in_vain: dict[tuple[object, ...], int] = {}  # the highest rank that searched in vain
+        self._searches: Counter[str] = Counter()  # by tenant
+        self._now = now
         self._served = 0
 
     def clear(self, wish: Wish, *, head: bool) -> Clearing | None:
         """Where room is made for the workload, and by whom; None if nobody can or may be stopped for it. `head`: of
         those for whom there is no room it is the first, and so the one for whom room is kept.
-
-        From then on the room is its own: neither it nor the quota is given to anybody else in this round.
         """
         if not self._leaving and not self._candidates:
             return None
         view, shape, kept = wish.view, wish.shape, firm(wish.view)
-        account = self._books.tenant(view.namespace)
-        key = (account.name, shape, kept, view.spec.priority_value if view.spec else 0, head)
-        if key in self._in_vain or len(self._in_vain) >= _SEARCHES:
+        account, rank = self._books.tenant(view.namespace), view.spec.priority_value if view.spec else 0
+        key = (account.name, shape, kept, head)
+        if self._in_vain.get(key, rank - 1) >= rank or self._searches[account.name] >= _SEARCHES:
             return None
+        self._searches[account.name] += 1
         given = [(each.namespace, each.requests, self._kind(each)) for each in self._leaving]
         for namespace, requests, kind in given:
             self._books.give_back(namespace, requests, firm=kind)
@@ -122,19 +134,21 @@ class Preemptor:
         for namespace, requests, kind in given:
             self._books.take(namespace, requests, firm=kind)
         if found is None:
-            self._in_vain.add(key)
-            return None
-        if found.victims:
-            if self._served >= SERVED:
-                return None
+            self._in_vain[key] = rank
+        elif found.victims:
             self._served += 1
+            if self._served > SERVED:
+                return None
+        return found
+
+    def reserve(self, wish: Wish, found: Clearing) -> None:
+        """From now on the room is the workload's: neither that nor its quota is given to anybody else in this round."""
         self._gone |= {each.job.uid for each in found.victims}
         for each in found.victims:
             self._coming.setdefault(each.job.node, Room(0, 0, 0, 0)).give_back(each.requests)
             self._leaving.append(Holding(each.view.namespace, each.view.uid, each.job.node, each.requests, True))
-        self._floor.reserve(found.node, shape.requests)
-        self._books.take(view.namespace, shape.requests, firm=kept)
-        return found
+        self._floor.reserve(found.node, wish.shape.requests)
+        self._books.take(wish.view.namespace, wish.shape.requests, firm=firm(wish.view))
 
     def _kind(self, holding: Holding) -> bool:
         return firm(self._views.get((holding.namespace, holding.workload_uid)))
@@ -151,15 +165,15 @@ class Preemptor:
     def _without(self, stopped: list[Candidate]) -> Iterator[None]:
         """The books as if those were gone: now, and those that are added meanwhile by `_stop`."""
         for each in stopped:
-            self._books.give_back(each.view.namespace, each.requests, firm=False)
+            self._books.give_back(each.view.namespace, each.requests, firm=each.firm)
         try:
             yield
         finally:
             for each in stopped:
-                self._books.take(each.view.namespace, each.requests, firm=False)
+                self._books.take(each.view.namespace, each.requests, firm=each.firm)
 
     def _stop(self, each: Candidate, stopped: list[Candidate]) -> None:
-        self._books.give_back(each.view.namespace, each.requests, firm=False)
+        self._books.give_back(each.view.namespace, each.requests, firm=each.firm)
         stopped.append(each)
 
     def _enough_quota(self, wish: Wish, chosen: list[Candidate], head: bool) -> bool:
@@ -194,30 +208,49 @@ class Preemptor:
                     self._stop(each, more)
         if lacking(need, free):
             return None
-        for each in sorted(more, key=lambda each: each.cost, reverse=True):
-            free.take(each.requests)
-            if lacking(need, free):
-                free.give_back(each.requests)
-            else:
-                more.remove(each)
-        return Clearing(node.name, (*chosen, *more))
+        needed = [*chosen, *more]
+        with self._without(more):
+            for each in sorted(needed, key=lambda each: each.cost, reverse=True):
+                here = each.job.node == node.name
+                if here:
+                    free.take(each.requests)
+                self._books.take(each.view.namespace, each.requests, firm=each.firm)
+                if (
+                    lacking(need, free)
+                    or self._books.short(wish.view.namespace, need, firm=firm(wish.view)) is not None
+                ):
+                    if here:
+                        free.give_back(each.requests)
+                    self._books.give_back(each.view.namespace, each.requests, firm=each.firm)
+                else:
+                    needed.remove(each)
+            for each in (each for each in (*chosen, *more) if each not in needed):
+                self._books.give_back(each.view.namespace, each.requests, firm=each.firm)
+        return Clearing(node.name, tuple(needed))
 
     def _entitled(self, wish: Wish, each: Candidate, head: bool) -> bool:
         """Whether this workload may stop that one, as the books stand."""
         mine, theirs = (self._books.tenant(view.namespace) for view in (wish.view, each.view))
-        if each.job.uid in self._gone:
+        if each.job.uid in self._gone or each.view.uid == wish.view.uid:
+            return False
+        within, borrowing = not self._books.borrows(mine, wish.shape.requests), self._books.borrows(theirs)
+        if head and self._had_on_demand(each):
+            if theirs is mine:
+                return turn_in_queue(wish.view) < turn_in_queue(each.view)
+            return within or borrowing
+        if each.young or (each.firm and (theirs is mine or not self._books.overdrawn(theirs))):
             return False
         if theirs is mine:
-            first = turn_in_queue(wish.view)[0] < turn_in_queue(each.view)[0]
-            return first or (head and each.job.backfill and turn_in_queue(wish.view) < turn_in_queue(each.view))
-        within, borrowing = not self._books.borrows(mine, wish.shape.requests), self._books.borrows(theirs)
-        if head and each.job.backfill and (within or borrowing):
-            return True
+            return turn_in_queue(wish.view)[0] < turn_in_queue(each.view)[0]
         return within and borrowing and mine.nominal[0] is not None
+
+    def _had_on_demand(self, each: Candidate) -> bool:
+        """Whether it has what is kept for the head of the queue, and no longer for sure."""
+        return each.job.backfill is not None and self._now >= each.job.backfill
 
     def _free(self, node: str, stopped: Iterable[Candidate]) -> Room:
         """What will be free on the node once those are gone, and those that are going."""
-        free = replace(self._floor.left[node])
+        free = self._floor.unpromised(node)
         coming = self._coming.get(node)
         if coming is not None:
             free.give_back(Resources(coming.gpus, coming.cpu_milli, coming.memory, coming.pods))
@@ -230,5 +263,5 @@ class Preemptor:
 def _price(clearing: Clearing) -> tuple[int, int, float]:
     """What it costs: the highest priority that is stopped, then how many, then the GPU-seconds that are lost."""
     victims = clearing.victims
-    highest = max((each.cost[0] for each in victims), default=-(10**9))
+    highest = max((each.cost[1] for each in victims), default=-(10**9))
     return highest, len(victims), sum(each.lost for each in victims)

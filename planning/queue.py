@@ -30,7 +30,7 @@ def in_order(
     """The wishes, the next one first; what `books` take between two of them counts for the second.
 
     A tenant that stays within its nominal goes before one that would borrow. Then decides the share of the fleet that a
-    tenant would hold with its next workload, on average with what it held lately.
+    tenant holds, on average with what it held lately.
     """
     waiting: dict[str, list[tuple[Turn, T]]] = {}
     accounts: dict[str, Account] = {}
@@ -51,7 +51,7 @@ def in_order(
         turn, wish = waiting[name][-1]
         _, need = about(wish)
         account = accounts[name]
-        share = books.share(account, need) + before[name]
+        share = books.share(account) + before[name]
         return books.borrows(account, need), round(share, 6), turn
 
     heap = [(key(name), name) for name in sorted(waiting)]

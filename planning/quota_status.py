@@ -18,6 +18,7 @@ from planning.times import timestamp
 
 # Seconds between two writes of what is held.
 PAUSE = 10.0
+_FADING = ("updated", "lately")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,28 +29,34 @@ class QuotaLag:
     status: dict[str, Any]
 
 
-def lagging_quotas(snapshot: Snapshot, lately: Mapping[str, Lately]) -> list[QuotaLag]:
-    """The quotas whose status says something else than what is, and may be written now."""
+def lagging_quotas(snapshot: Snapshot, lately: Mapping[str, Lately]) -> tuple[list[QuotaLag], bool]:
+    """The quotas whose status says something else than what is and may be written now, and whether others lag too."""
     if not snapshot.quotas:
-        return []
+        return [], False
     mine = Belongings.of(snapshot.jobs, snapshot.pods)
     views = {(view.namespace, view.uid): view for view in snapshot.workloads}
     books = opened(snapshot.quotas, snapshot.nodes, holdings(snapshot, {}, mine), views)
     waiting = Counter(
         books.tenant(view.namespace).name
         for view in snapshot.workloads
-        if not view.finished and not view.deleting and (view.namespace, view.uid) not in mine.jobs
+        if not view.finished
+        and not view.deleting
+        and view.phase != "Pending"
+        and all(job.preempted for job in mine.jobs.get((view.namespace, view.uid), ()))
     )
-    found = []
+    found, later = [], False
     for view in snapshot.quotas:
         due = _status(view, books, waiting, lately, snapshot.now)
-        shown = {key: value for key, value in view.status.items() if key != "updated"}
-        if shown == due:
+        # What was held lately fades by itself, which is no reason to write.
+        shown = {key: value for key, value in view.status.items() if key not in _FADING}
+        if shown == {key: value for key, value in due.items() if key not in _FADING}:
             continue
         news = shown.get("conditions") != due["conditions"]
         if news or timestamp(snapshot.now - PAUSE) >= str(view.status.get("updated", "")):
             found.append(QuotaLag(view, {**due, "updated": timestamp(snapshot.now)}))
-    return found
+        else:
+            later = True
+    return found, later
 
 
 def _status(

@@ -91,6 +91,7 @@ class Books:
 
     def _opened(self, quotas: list[QuotaView]) -> dict[str, Account]:
         specs = {quota.name: quota.spec for quota in quotas if quota.spec is not None}
+        cohorts = {name: spec.cohort for name, spec in specs.items()}
         accounts = {
             name: Account(
                 name,
@@ -107,7 +108,7 @@ class Books:
                 self.problems[quota.name] = f"{quota.invalid}; it does not count until it is mended"
                 continue
             cohort = quota.spec.cohort
-            problem = _misplaced(quota.name, {name: spec.cohort for name, spec in specs.items()}, accounts)
+            problem = _misplaced(quota.name, cohorts, accounts)
             if problem:
                 self.problems[quota.name] = f"spec.cohort: {problem}; until then it neither lends nor borrows"
             elif cohort is not None:
@@ -150,8 +151,21 @@ class Books:
         """Whether the tenant could have it if nobody else held anything."""
         account = self.tenant(namespace)
         return all(
-            account.nominal[what] is None or amount <= _ceiling(account, what, firm=firm)
+            account.nominal[what] is None or amount <= self.most(account, what, firm=firm)
             for what, amount in enumerate(vector(need))
+        )
+
+    def most(self, account: Account, what: int, *, firm: bool) -> int:
+        """What the tenant may ever hold of this, in work that is firm or in all."""
+        ceiling = _ceiling(account, what)
+        return min(ceiling, account.nominal[what] or 0) if firm else ceiling
+
+    def overdrawn(self, account: Account) -> bool:
+        """Whether more of its work than its nominal may not be preempted: an edit made it so, or the quota was lowered.
+        The rest must not be kept from those it was borrowed from.
+        """
+        return any(
+            nominal is not None and held > nominal for nominal, held in zip(account.nominal, account.firm, strict=True)
         )
 
     def take(self, namespace: str, need: Resources, *, firm: bool) -> None:
@@ -178,13 +192,12 @@ class Books:
             for nominal, used, amount in zip(account.nominal, account.used, more, strict=True)
         )
 
-    def share(self, account: Account, need: Resources | None = None) -> float:
-        """The largest part of the fleet's GPUs, CPU or memory that it holds (with `need`), divided by its weight."""
-        more = vector(need) if need is not None else (0, 0, 0)
+    def share(self, account: Account) -> float:
+        """The largest part of the fleet's GPUs, CPU or memory that it holds, divided by its weight."""
         share = 0.0
-        for used, amount, there in zip(account.used, more, self._fleet, strict=True):
+        for used, there in zip(account.used, self._fleet, strict=True):
             if there > 0:
-                share = max(share, (used + amount) / there)
+                share = max(share, used / there)
         return share / account.weight
 
     def explain(self, namespace: str, need: Resources, *, firm: bool) -> str:
@@ -195,7 +208,7 @@ class Books:
         what, nominal = short.what, account.nominal[short.what] or 0
         asked, used = vector(need)[what], account.used[what]
         text = f"GPUQuota {account.name}: needs {_show(what, asked)}"
-        most = _ceiling(account, what, firm=firm)
+        most = self.most(account, what, firm=firm)
         if asked > most:
             kind = " for work that is not preemptible" if firm and account.cohort is not None else ""
             return f"{text}, more than the {_show(what, most)} it may ever hold{kind}; ask for less, or have it raised"
@@ -299,14 +312,14 @@ def _depth(account: Account) -> int:
     return sum(1 for _ in above(account))
 
 
-def _ceiling(account: Account, what: int, *, firm: bool) -> int:
-    """The most the tenant could ever hold."""
-    if firm:
-        return account.nominal[what] or 0
-    top = next(reversed([account, *above(account)]))
-    limit = account.borrowing[what]
-    most = top.subtree[what] + (account.kept[what] if top is not account else 0)
-    return most if limit is None else min(most, account.subtree[what] + limit)
+def _ceiling(account: Account, what: int) -> int:
+    """The most it could hold if nobody else held anything."""
+    if account.cohort is None:
+        return account.subtree[what]
+    beyond, limit = _ceiling(account.cohort, what), account.borrowing[what]
+    if limit is not None:
+        beyond = min(beyond, account.subtree[what] - account.kept[what] + limit)
+    return account.kept[what] + beyond
 
 
 def _limits(amounts: Amounts | None) -> Limits:

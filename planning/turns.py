@@ -29,7 +29,7 @@ from planning.model import (
 )
 from planning.naming import job_name
 from planning.preemption import Preemptor
-from planning.quotas import Books, firm
+from planning.quotas import Books, above, firm
 from planning.strategies import StrategyError
 from planning.strategies.random import Random
 
@@ -101,6 +101,7 @@ class Turns:
     reconsidered: list[str]
     held: list[Holding]
     first: dict[str, Wish] = field(default_factory=dict)  # by tenant, who waits for its quota
+    borrowers: dict[str, str] = field(default_factory=dict)  # by topmost cohort, the first tenant that lacks quota
     releases: dict[str, list[tuple[float, Resources]]] = field(default_factory=dict)
     awaiting: set[str] = field(default_factory=set)  # UIDs for which others are being stopped
 
@@ -109,6 +110,9 @@ class Turns:
         need, kept = shape.requests, firm(wish.view)
         if wish.turn.retries > wish.limit:
             told.judged(wish, JOB_REFUSED, _PODLESS)
+            return
+        if self.floor.never(shape):
+            told.judged(wish, NO_SUITABLE_NODE, self.floor.explain(shape))
             return
         if books.short(view.namespace, need, firm=kept) is not None:
             self._lacks_quota(wish)
@@ -130,20 +134,20 @@ class Turns:
         if assignment is None:
             assignment = self._in_between(wish)
         if assignment is not None:
-            if before is not None:
-                assignment = replace(assignment, backfill=True)
+            if before is not None or self._lent_on(wish):
+                assignment = replace(assignment, backfill=0.0)
             told.decision.assignments.append(assignment)
             books.take(view.namespace, need, firm=kept)
             if anew:
                 self.reconsidered.append(view.uid)
-        elif self.floor.never(shape):
-            told.judged(wish, NO_SUITABLE_NODE, self.floor.explain(shape))
         else:
+            self.floor.full.add(shape)
             self._lacks_room(wish)
 
     def _lacks_quota(self, wish: Wish) -> None:
         view, need, kept = wish.view, wish.shape.requests, firm(wish.view)
-        tenant = self.books.tenant(view.namespace).name
+        account = self.books.tenant(view.namespace)
+        tenant = account.name
         behind, attainable = tenant in self.first, self.books.attainable(view.namespace, need, firm=kept)
         # What comes free would be kept for the one before it.
         if attainable and not (behind and kept) and self._cleared(wish, head=not behind):
@@ -151,6 +155,8 @@ class Turns:
         why = self.books.explain(view.namespace, need, firm=kept)
         if attainable:
             self.first.setdefault(tenant, wish)
+            top = next(reversed([account, *above(account)]))
+            self.borrowers.setdefault(top.name, tenant)
         self.told.waits(view, WAITING_FOR_QUOTA, lambda: why)
 
     def _lacks_room(self, wish: Wish) -> None:
@@ -166,8 +172,10 @@ class Turns:
     def _cleared(self, wish: Wish, *, head: bool) -> bool:
         """Whether room is being made for the workload; who must go is told to."""
         found = self.preemptor.clear(wish, head=head)
-        if found is None:
-            return False
+        known = self.ledger.clearing.get(wish.view.uid) == wish.view.generation
+        if found is None or not (found.victims or known):
+            return False  # what comes free by itself is nobody's yet
+        self.preemptor.reserve(wish, found)
         self.awaiting.add(wish.view.uid)
         for each in found.victims:
             message = _STOPPED.format(node=each.job.node, by=f"{wish.view.namespace}/{wish.view.name}")
@@ -176,6 +184,7 @@ class Turns:
                 Preemption(
                     each.view.uid, each.view.namespace, each.view.name, each.job.name, each.job.uid,
                     each.job.resource_version, Turn(each.job.attempt + 1, each.job.retries), message, wish.view.uid,
+                    wish.view.generation,
                 )
             )  # fmt: skip
         names = sorted(f"{each.view.namespace}/{each.view.name}" for each in found.victims)
@@ -188,12 +197,19 @@ class Turns:
         both = Resources(a.gpus + b.gpus, a.cpu_milli + b.cpu_milli, a.memory + b.memory)
         return self.books.short(wish.view.namespace, both, firm=firm(wish.view)) is None
 
+    def _lent_on(self, wish: Wish) -> bool:
+        """Whether it borrows what another tenant of its cohort waits for, which is before it: that may have it back."""
+        account = self.books.tenant(wish.view.namespace)
+        top = next(reversed([account, *above(account)]))
+        first = self.borrowers.get(top.name, account.name)
+        return first != account.name and self.books.borrows(account, wish.shape.requests)
+
     def _in_between(self, wish: Wish) -> Assignment | None:
         """A place where room is kept for somebody else, who will find it free or have it back."""
         for kept in self.floor.kept:
             ends = self._ends(wish, kept)
             if (ends or not firm(wish.view)) and self.floor.take_kept(wish, kept):
-                return replace(_assignment(wish, kept.node, wish.strategy), backfill=not ends)
+                return replace(_assignment(wish, kept.node, wish.strategy), backfill=kept.start if ends else 0.0)
         return None
 
     def _ends(self, wish: Wish, kept: Kept) -> bool:

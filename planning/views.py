@@ -91,6 +91,7 @@ def pod_view(raw: object, gpu_resource: str) -> PodView | None:
         workload_uid=text(labels.get(WORKLOAD_UID_LABEL)),
         job_name=_job_of(meta, labels),
         terminating=meta.get("deletionTimestamp") is not None,
+        gone_by=_seconds(meta.get("deletionTimestamp")),
         running=phase == "Running",
         blocked=blocked,
     )
@@ -137,7 +138,7 @@ def job_view(raw: object) -> JobView | None:
         spec_hash=text(annotations.get(SPEC_HASH_ANNOTATION))[:63],
         withdrawn=WITHDRAWN_ANNOTATION in annotations,
         preempted=spec.get("suspend") is True and PREEMPTED_ANNOTATION in annotations,
-        backfill=BACKFILL_ANNOTATION in annotations,
+        backfill=_number(annotations.get(BACKFILL_ANNOTATION)),
     )
 
 
@@ -298,3 +299,8 @@ def _seconds(value: object) -> float | None:
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
         return None
+
+
+def _number(value: object) -> float | None:
+    """A time as berth writes it into an annotation, in whole seconds; None for anything else."""
+    return float(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 12 else None

@@ -26,24 +26,22 @@ def _unbound(snapshot: Snapshot, mine: Belongings) -> list[JobView]:
     ]
 
 
-def withdrawals(snapshot: Snapshot, mine: Belongings, settings: Settings, ledger: Ledger) -> list[Withdrawal]:
-    """Jobs whose pod found no place in time: somebody else took it. And those that were stopped for another workload,
-    once their pods are gone and it has its place: else they might take that back.
+def withdrawals(snapshot: Snapshot, mine: Belongings, settings: Settings) -> list[Withdrawal]:
+    """Jobs whose pod found no place in time: somebody else took it; and those that were stopped for another workload,
+    once their pods are gone. That one goes first, so they cannot take its place.
 
     A Job without any visible pod counts only if its controller never counted one as going: a pod that ran and ended
     is not live any more, and the Job's own end may just not be visible yet.
     """
     living = {view.uid: view for view in snapshot.workloads if not view.finished and not view.deleting}
     nodes = {node.name for node in snapshot.nodes}
-    awaited = {uid for jobs in ledger.clearing.values() for uid in jobs}
     found = []
     for job in _unbound(snapshot, mine):
         if job.workload_uid not in living:
             continue
         pods = _pods_of(job, mine)
         if job.preempted:
-            if job.uid not in awaited:
-                found.append(_stopped(job, living[job.workload_uid]))
+            found.append(_stopped(job, living[job.workload_uid]))
             continue
         if job.ready or (not pods and job.counted):
             continue

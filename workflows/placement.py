@@ -84,6 +84,7 @@ class Placement:
         self._traces: dict[str, str] = {}
         self._learn_in: float | None = None
         self._learned = 0.0
+        self._quotas_in: float | None = None
 
     @workflow.signal(description="Something changed in the cluster: look again")
     def poke(self, poke: Poke) -> None:
@@ -180,6 +181,7 @@ class Placement:
         if decision.more and limit:  # else it goes on when promises were seen, of which pokes tell
             self._poked = True
         self._learn_in = result.learn_in
+        self._quotas_in = result.quotas_in
         if result.learn_in is not None and max(result.learn_in, self._pause()) <= 0:
             await self._learn()
         self._describe()
@@ -218,6 +220,8 @@ class Placement:
             waits.append(RECHECK)
         if self._learn_in is not None:
             waits.append(timedelta(seconds=max(1.0, self._learn_in, self._pause())))
+        if self._quotas_in is not None:
+            waits.append(timedelta(seconds=self._quotas_in))
         return min(waits, default=None)
 
     def _describe(self) -> None:

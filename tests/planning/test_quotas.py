@@ -86,6 +86,21 @@ def test_cohorts_within_cohorts() -> None:
     assert most(books, "b") == 7, "its own 4, the 2 of the top, and 1 that the left lends"
 
 
+def test_the_most_that_can_be_had_knows_what_lies_between() -> None:
+    books = Books(
+        [
+            quota("top"),
+            quota("mid", gpus=8, cohort="top", lendingLimit={"gpus": 0}, borrowingLimit={"gpus": 2}),
+            quota("other", gpus=9, cohort="top"),
+            quota("p", "a", gpus=0, cohort="mid"),
+        ]
+    )
+    assert most(books, "a") == 10
+    assert books.attainable("a", gpus(10), firm=False) and not books.attainable("a", gpus(11), firm=False)
+    books.take("a", gpus(1), firm=False)
+    assert books.attainable("a", gpus(10), firm=False), "what it holds itself may come back"
+
+
 @pytest.mark.parametrize(
     ("quotas", "name", "words"),
     [
@@ -194,12 +209,12 @@ def order(*waiting: tuple[str, int], quotas: list[QuotaView], lately: dict[str, 
 def test_tenants_take_turns_by_what_they_hold() -> None:
     quotas = [quota("p", "a"), quota("q", "b")]
     assert order(*[("a", 1)] * 4, *[("b", 1)] * 4, quotas=quotas) == "abababab"
-    assert order(*[("a", 2)] * 3, *[("b", 1)] * 6, quotas=quotas) == "babbabbab"
+    assert order(*[("a", 2)] * 3, *[("b", 1)] * 6, quotas=quotas) == "abbabbabb"
 
 
 def test_weight_two_holds_twice_as_much() -> None:
     quotas = [quota("p", "a", weight=2), quota("q", "b")]
-    assert order(*[("a", 1)] * 6, *[("b", 1)] * 3, quotas=quotas) == "aabaabaab"
+    assert order(*[("a", 1)] * 6, *[("b", 1)] * 3, quotas=quotas) == "abaabaaba"
 
 
 def test_who_stays_within_its_nominal_goes_before_who_borrows() -> None:
