@@ -154,10 +154,13 @@ async def under_way(tenant: Tenant, *, runs_on: str, queued: tuple[str, str]) ->
     for name in queued:
         await tenant.until(name, phase="Scheduling")
     await tenant.until("backs-off", retryCount=1)
+    # Of what is free on the others some is kept for those that are queued.
+    await tenant.node("z", 3, role="short")
+    short = {"pool": tenant.namespace, "role": "short"}
     # Short, for they are waited for afterwards, `fails` twice; so they come last, to be running when the outage begins.
-    await apply("fails", run="6s", exit_code=3, retryPolicy={"maxRetries": 1, "backoffSeconds": 1})
+    await apply("fails", run="6s", exit_code=3, retryPolicy={"maxRetries": 1, "backoffSeconds": 1}, nodeSelector=short)
     for name in ("ends-1", "ends-2"):
-        await apply(name, run="10s")
+        await apply(name, run="10s", nodeSelector=short)
     for name in ("fails", "ends-1", "ends-2"):
         await tenant.until(name, phase="Running")
     return uids
