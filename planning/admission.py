@@ -8,15 +8,19 @@ webhook answered. A kind's checks are one function and one line in a register be
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
-from crds.gpuworkload import KIND, GPUWorkloadSpec
+from crds import gpuquota, gpuworkload
+from crds.gpuworkload import GPUWorkloadSpec
 from crds.settings import Settings
 from planning import strategies
 from planning.jobs import refusal as spec_refusal
-from planning.model import Defaults
+from planning.model import Defaults, QuotaView
+from planning.quotas import Books
 from planning.strategy_names import not_installed, strategy_name
+from planning.views import quota_view
 
 Object = Mapping[str, Any]
 Patch = list[dict[str, Any]]
@@ -28,6 +32,7 @@ class Installation:
 
     settings: Settings = field(default_factory=Settings)
     namespace_strategies: Mapping[str, str] = field(default_factory=dict)
+    quotas: tuple[QuotaView, ...] = ()
 
     @property
     def defaults(self) -> Defaults:
@@ -52,15 +57,14 @@ def checked(kind: str) -> bool:
 def refusal(review: Review, installation: Installation) -> str:
     """'' if the write may happen, else where and why not, for a person.
 
-    What stood there already is not refused, so that a resource which became wrong, by other settings or a strategy that
-    was removed, can still be edited, suspended and deleted.
+    What stood there already is not refused, so that a resource which became wrong, by other settings, a strategy that
+    was removed or another resource, can still be edited, suspended and deleted.
     """
     check = _REFUSALS.get(review.kind)
     metadata = review.new.get("metadata")
     if check is None or (isinstance(metadata, Mapping) and metadata.get("deletionTimestamp")):
         return ""
-    wrong = check(review.new, installation)
-    return "" if wrong and review.old is not None and check(review.old, installation) == wrong else wrong
+    return check(review, installation)
 
 
 def warnings(review: Review, installation: Installation) -> list[str]:
@@ -75,7 +79,12 @@ def filled_in(review: Review, installation: Installation) -> Patch:
     return fill(review, installation) if fill else []
 
 
-def _gpuworkload_refusal(workload: Object, installation: Installation) -> str:
+def _gpuworkload_refusal(review: Review, installation: Installation) -> str:
+    wrong = _gpuworkload_wrong(review.new, installation)
+    return "" if wrong and review.old is not None and _gpuworkload_wrong(review.old, installation) == wrong else wrong
+
+
+def _gpuworkload_wrong(workload: Object, installation: Installation) -> str:
     spec, invalid = GPUWorkloadSpec.parse(workload.get("spec"))
     if spec is None:
         return invalid
@@ -104,6 +113,38 @@ def _gpuworkload_defaults(review: Review, installation: Installation) -> Patch:
     return [{"op": "add", "path": "/spec/schedulingStrategy", "value": chosen}]
 
 
-_REFUSALS: Mapping[str, Callable[[Object, Installation], str]] = {KIND: _gpuworkload_refusal}
-_WARNINGS: Mapping[str, Callable[[Review, Installation], list[str]]] = {KIND: _gpuworkload_warnings}
-_DEFAULTS: Mapping[str, Callable[[Review, Installation], Patch]] = {KIND: _gpuworkload_defaults}
+def _gpuquota_refusal(review: Review, installation: Installation) -> str:
+    """What the books would find wrong with it, or because of it with another, and did not before."""
+    new, others = _quota(review, installation)
+    old = () if review.old is None else (quota_view(review.old),)
+    before, after = Books([*others, *old]).problems, Books([*others, new]).problems
+    for name in sorted(after, key=lambda name: (name != new.name, name)):
+        for problem in after[name]:
+            if not problem.awaited and problem not in before.get(name, ()):
+                return problem.wrong if name == new.name else f"GPUQuota {name} would be wrong then: {problem.wrong}"
+    return ""
+
+
+def _gpuquota_warnings(review: Review, installation: Installation) -> list[str]:
+    """Files are applied in any order, so a cohort may well be written after its members."""
+    new, others = _quota(review, installation)
+    return [str(problem) for problem in Books([*others, new]).problems.get(new.name, ()) if problem.awaited]
+
+
+def _quota(review: Review, installation: Installation) -> tuple[QuotaView, list[QuotaView]]:
+    """The GPUQuota as it would be, and all others; a new one is younger than all."""
+    new = quota_view(review.new)
+    if review.old is None:
+        new = replace(new, created=inf)
+    return new, [other for other in installation.quotas if other.name != new.name]
+
+
+_REFUSALS: Mapping[str, Callable[[Review, Installation], str]] = {
+    gpuworkload.KIND: _gpuworkload_refusal,
+    gpuquota.KIND: _gpuquota_refusal,
+}
+_WARNINGS: Mapping[str, Callable[[Review, Installation], list[str]]] = {
+    gpuworkload.KIND: _gpuworkload_warnings,
+    gpuquota.KIND: _gpuquota_warnings,
+}
+_DEFAULTS: Mapping[str, Callable[[Review, Installation], Patch]] = {gpuworkload.KIND: _gpuworkload_defaults}

@@ -62,7 +62,7 @@ def lagging_quotas(snapshot: Snapshot, lately: Mapping[str, Lately]) -> tuple[li
 def _status(
     view: QuotaView, books: Books, waiting: Mapping[str, int], lately: Mapping[str, Lately], now: float
 ) -> dict[str, Any]:
-    problem = books.problems.get(view.name, "")
+    problem = str(next(iter(books.problems.get(view.name, ())), ""))
     before = next((c for c in _conditions(view.status) if c.get("type") == "Valid"), {})
     value = "False" if problem else "True"
     same = before.get("status") == value and isinstance(before.get("lastTransitionTime"), str)

@@ -1,7 +1,8 @@
 """The books of the GPUQuotas: what each tenant holds, may still take, lends and borrows; and what is wrong with them.
 
-For the placement round and `berth explain`. The arithmetic of lending and borrowing among cohorts within cohorts is
-that of Kueue's KEP-79; unlike there only preemptible work borrows, so that what was lent can be had back.
+For the placement round, `berth explain` and the admission webhooks. The arithmetic of lending and borrowing among
+cohorts within cohorts is that of Kueue's KEP-79; unlike there only preemptible work borrows, so that what was lent can
+be had back.
 """
 
 from __future__ import annotations
@@ -75,11 +76,23 @@ class Shortage:
     firm: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is wrong with a GPUQuota, with its place in the spec, and what follows while it stands."""
+
+    wrong: str
+    effect: str = ""
+    awaited: bool = False  # it names a GPUQuota that may still be written
+
+    def __str__(self) -> str:
+        return f"{self.wrong}; {self.effect}" if self.effect else self.wrong
+
+
 class Books:
     """For one round; `take` and `give_back` keep them while it goes on, and undo each other exactly."""
 
     def __init__(self, quotas: Iterable[QuotaView], nodes: Iterable[NodeView] = ()) -> None:
-        self.problems: dict[str, str] = {}
+        self.problems: dict[str, list[Problem]] = {}  # by the name of the GPUQuota, the gravest first
         self._fleet = [0, 0, 0]
         for node in nodes:
             if node.allocatable.gpus:
@@ -103,21 +116,26 @@ class Books:
             )
             for name, spec in specs.items()
         }
+        cohorts = {name: spec.cohort for name, spec in specs.items()}
         for quota in quotas:
+            found = []
             if quota.spec is None:
-                self.problems[quota.name] = f"{quota.invalid}; it does not count until it is mended"
+                self.problems[quota.name] = [Problem(quota.invalid, "it does not count until it is mended")]
                 continue
             cohort = quota.spec.cohort
             problem = _misplaced(quota.name, cohorts, accounts)
             if problem:
-                self.problems[quota.name] = f"spec.cohort: {problem}; until then it neither lends nor borrows"
+                alone, awaited = "until then it neither lends nor borrows", cohort not in accounts
+                found.append(Problem(f"spec.cohort: {problem}", alone, awaited))
             elif cohort is not None:
                 accounts[quota.name].cohort = accounts[cohort]
             for namespace in quota.spec.namespaces:
                 owner = self._tenants.setdefault(namespace, accounts[quota.name])
                 if owner.name != quota.name:
                     why = f"{namespace} belongs to GPUQuota {owner.name}, which is older, and counts there"
-                    self.problems.setdefault(quota.name, f"spec.namespaces: {why}")
+                    found.append(Problem(f"spec.namespaces: {why}"))
+            if found:
+                self.problems[quota.name] = found
         for account in sorted(accounts.values(), key=_depth, reverse=True):
             for what, nominal in enumerate(account.nominal):
                 account.subtree[what] += nominal or 0
@@ -298,7 +316,7 @@ def _misplaced(name: str, cohorts: Mapping[str, str | None], accounts: Mapping[s
     if accounts[cohort].tenant:
         return f"GPUQuota {cohort} names namespaces, so it is a tenant and not a cohort: move them to one below it"
     way, each = [name], cohorts.get(name)
-    while each is not None and each in accounts:
+    while each is not None and each in accounts and len(way) <= _DEPTH:
         if each == name:
             return f"{' → '.join([*way, name])} is a circle"
         if each in way:

@@ -19,8 +19,10 @@ from controller.webhooks.server import Server
 from crds.settings import SETTINGS_NAME, SETTINGS_NAMESPACE, Settings
 from kube.client import KubeClient
 from kube.reflector import Change, Reflector
-from kube.resources import CONFIGMAPS, NAMESPACES, SECRETS
+from kube.resources import CONFIGMAPS, GPUQUOTAS, NAMESPACES, SECRETS
 from planning.admission import Installation
+from planning.model import QuotaView
+from planning.views import quota_view
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +50,7 @@ class Webhooks:
         self.namespaces: Reflector[tuple[str, str]] = Reflector(
             kube, NAMESPACES, project=_with_strategy, metadata_only=True
         )
+        self.quotas: Reflector[QuotaView] = Reflector(kube, GPUQUOTAS, project=_quota)
         named = partial(Reflector[Any], kube)
         self.settings_map: Reflector[Mapping[str, Any]] = named(
             CONFIGMAPS,
@@ -66,11 +69,16 @@ class Webhooks:
 
     @property
     def reflectors(self) -> dict[str, Reflector[Any]]:
-        return {"namespaces": self.namespaces, "configmaps": self.settings_map, "secrets": self.secret}
+        return {
+            "namespaces": self.namespaces,
+            "gpuquotas": self.quotas,
+            "configmaps": self.settings_map,
+            "secrets": self.secret,
+        }
 
     @property
     def installation(self) -> Installation:
-        return Installation(self._settings, dict(self.namespaces.items.values()))
+        return Installation(self._settings, dict(self.namespaces.items.values()), tuple(self.quotas.items.values()))
 
     @property
     def trouble(self) -> str:
@@ -127,6 +135,11 @@ class Webhooks:
         else:
             self._say("")
             self._loaded.set()
+
+
+def _quota(raw: dict[str, Any]) -> QuotaView:
+    """Without its status, which changes all the time and decides nothing here."""
+    return quota_view({**raw, "status": {}})
 
 
 def _with_strategy(raw: dict[str, Any]) -> tuple[str, str] | None:

@@ -18,10 +18,12 @@ import pytest
 from berth.install import FIELD_MANAGER
 from controller.webhooks.keeper import CONFIGURATIONS
 from controller.webhooks.material import SECRET_NAME, SECRET_NAMESPACE
+from crds import gpuquota
 from crds.gpuworkload import API_VERSION, KIND
 from kube.errors import Invalid, KubeError
 from kube.resources import (
     CONFIGMAPS,
+    GPUQUOTAS,
     GPUWORKLOADS,
     LEASES,
     MUTATING_WEBHOOKS,
@@ -90,6 +92,30 @@ async def test_kubectl_is_told_where_and_why(checked: Tenant) -> None:
         await checked.patch("good", schedulingStrategy="noSuchThing")
 
 
+async def test_kubectl_is_told_of_a_circle_of_cohorts(checked: Tenant) -> None:
+    p, q = f"{checked.namespace}-p", f"{checked.namespace}-q"
+
+    def quota(name: str, **spec: Any) -> str:
+        return json.dumps({"apiVersion": API_VERSION, "kind": gpuquota.KIND, "metadata": {"name": name}, "spec": spec})
+
+    try:
+        said = await kubectl(checked, "apply", stdin=quota(p, cohort=q))
+        assert f"Warning: spec.cohort: there is no GPUQuota {q}; until then it neither lends nor borrows" in said
+        assert f"{p} created" in said
+
+        async def refused() -> bool:  # the controller hears of the first a moment later
+            said = await kubectl(checked, "apply", "--dry-run=server", stdin=quota(q, cohort=p))
+            return f"denied the request: spec.cohort: {q} → {p} → {q} is a circle" in said
+
+        await eventually(refused, 10, lambda: "a circle of cohorts is let in")
+        said = await kubectl(checked, "apply", stdin=quota(q, namespaces=[checked.namespace]))
+        assert f"GPUQuota {p} would be wrong then: spec.cohort: GPUQuota {q} names namespaces" in said
+        assert "created" in await kubectl(checked, "apply", stdin=quota(q))
+    finally:
+        for name in (p, q):
+            await checked.kube.delete(GPUQUOTAS, name)
+
+
 async def test_the_namespaces_strategy_is_written_into_the_spec_and_no_finalizer(checked: Tenant) -> None:
     assert "schedulingStrategy" not in (await checked.apply("before", suspend=True))["spec"]
     await strategy(checked, "mostAllocated")
@@ -120,7 +146,9 @@ async def test_the_namespaces_strategy_is_written_into_the_spec_and_no_finalizer
 async def test_many_admissions_ask_the_api_server_nothing(checked: Tenant) -> None:
     def asked() -> dict[str, float]:
         text = checked.stack.kubectl("get", "--raw", "/metrics")
-        watched = "namespaces|secrets|configmaps|validatingwebhookconfigurations|mutatingwebhookconfigurations"
+        watched = (
+            "namespaces|gpuquotas|secrets|configmaps|validatingwebhookconfigurations|mutatingwebhookconfigurations"
+        )
         pattern = rf'^apiserver_request_total\{{.*resource="({watched})".*verb="(GET|LIST)".*\}} (\S+)$'
         found: dict[str, float] = {}
         for resource, verb, count in re.findall(pattern, text, re.MULTILINE):

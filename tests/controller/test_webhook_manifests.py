@@ -11,7 +11,7 @@ from controller.webhooks.keeper import CONFIGURATIONS
 from controller.webhooks.material import SECRET_NAME, SECRET_NAMESPACE
 from controller.webhooks.server import READ_SECONDS
 from controller.webhooks.service import DEFAULT, VALIDATE
-from crds.gpuworkload import GROUP
+from crds.gpuworkload import GROUP, KIND
 from kube.resources import KNOWN
 from planning.admission import checked
 
@@ -32,11 +32,19 @@ def test_a_configuration_is_harmless(kind: str) -> None:
     assert {operation for rule in hook["rules"] for operation in rule["operations"]} <= {"CREATE", "UPDATE"}
 
 
-@pytest.mark.parametrize("kind", PATHS)
-def test_it_asks_about_the_kinds_that_are_checked_and_no_subresource(kind: str) -> None:
+def test_they_ask_about_the_kinds_that_are_checked_or_filled_in_and_no_subresource() -> None:
     plurals = {resource.plural: resource.kind for resource in KNOWN.values() if resource.group == GROUP}
-    asked = {plural for hook in FOUND[kind]["webhooks"] for rule in hook["rules"] for plural in rule["resources"]}
-    assert {plurals[plural] for plural in asked} == {each for each in plurals.values() if checked(each)}
+    asked = {
+        kind: {
+            plurals[plural]
+            for hook in FOUND[kind]["webhooks"]
+            for rule in hook["rules"]
+            for plural in rule["resources"]
+        }
+        for kind in PATHS
+    }
+    assert asked["ValidatingWebhookConfiguration"] == {each for each in plurals.values() if checked(each)}
+    assert asked["MutatingWebhookConfiguration"] == {KIND}
 
 
 def test_the_secret_is_brought_along_empty() -> None:

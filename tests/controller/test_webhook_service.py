@@ -17,10 +17,10 @@ from controller.webhooks import service
 from controller.webhooks.material import SECRET_NAME, SECRET_NAMESPACE, Material
 from controller.webhooks.service import DEFAULT, VALIDATE, Webhooks
 from crds.settings import SETTINGS_KEY, SETTINGS_NAME, SETTINGS_NAMESPACE
-from kube.resources import CONFIGMAPS, NAMESPACES, SECRETS
+from kube.resources import CONFIGMAPS, GPUQUOTAS, NAMESPACES, SECRETS
 from planning.naming import STRATEGY_ANNOTATION
 from tests.controller.test_app import until
-from tests.controller.webhook_rig import HOST, PLAIN, fresh, post, question, trusting
+from tests.controller.webhook_rig import HOST, PLAIN, fresh, post, question, quota_question, trusting
 from tests.kube.fake_api import FakeApi, Fault
 
 GOOD = fresh()
@@ -93,6 +93,21 @@ async def test_what_changes_in_the_cluster_counts_at_once(api: FakeApi) -> None:
         api.put(NAMESPACES, "marker", metadata={"annotations": {STRATEGY_ANNOTATION: "random"}})
         await until(lambda: webhooks.settings_map.resource_version >= api.version - 1)
         assert not (await ask(webhooks, VALIDATE, wants))["allowed"], "the last valid settings stay in force"
+
+
+async def test_gpuquotas_are_held_against_those_that_are_there(api: FakeApi) -> None:
+    has_certificate(api)
+    closing = quota_question("q", {"cohort": "p"})
+    async with running(api) as webhooks:
+        told = await ask(webhooks, VALIDATE, closing)
+        warned = "spec.cohort: there is no GPUQuota p; until then it neither lends nor borrows"
+        assert (told["allowed"], told["warnings"]) == (True, [warned])
+        api.put(GPUQUOTAS, "p", spec={"cohort": "q"})
+        await until(lambda: bool(webhooks.quotas.items))
+        before = len(api.requests)
+        told = await ask(webhooks, VALIDATE, closing)
+        assert (told["allowed"], told["status"]["message"]) == (False, "spec.cohort: q → p → q is a circle")
+        assert len(api.requests) == before
 
 
 async def test_a_renewed_certificate_is_served_as_soon_as_it_is_seen(api: FakeApi) -> None:

@@ -41,6 +41,11 @@ def question(spec: object = PLAIN, old: object = None, **more: Any) -> bytes:
     return orjson.dumps(review)
 
 
+def quota_question(name: str, spec: object) -> bytes:
+    kind = {"group": "gpu.warp.dev", "version": "v1alpha1", "kind": "GPUQuota"}
+    return question(kind=kind, namespace="", object={"metadata": {"name": name}, "spec": spec})
+
+
 def fresh(*hosts: str, now: float | None = None) -> Material:
     return made(Step.BEGIN, Material(), hosts or (HOST,), time.time() if now is None else now)
 

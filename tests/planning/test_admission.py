@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crds import gpuquota
+from crds.gpuquota import GPUQuotaSpec
 from crds.gpuworkload import KIND
 from crds.settings import Settings
 from planning.admission import Installation, Review, filled_in, refusal, warnings
-from planning.model import Ledger
+from planning.model import Ledger, QuotaView
 from planning.placement import decide
+from planning.quotas import Books
 from planning.strategies import installed
-from tests.planning.builders import node, snapshot, workload
+from planning.views import quota_view
+from tests.planning.builders import NOW, node, quota, snapshot, workload
 
 PLAIN: dict[str, Any] = {"modelName": "m", "gpuCount": 1}
 UNKNOWN = f"there is no strategy 'nope'; installed are {', '.join(installed())}"
@@ -110,7 +115,7 @@ def test_the_namespaces_strategy_is_filled_in_and_nothing_else() -> None:
 
 
 def test_other_kinds_are_taken_as_they_come() -> None:
-    other = Review("GPUQuota", "", {"spec": 1})
+    other = Review("ConfigMap", "", {"spec": 1})
     assert (refusal(other, TEAM), warnings(other, TEAM), filled_in(other, TEAM)) == ("", [], [])
 
 
@@ -133,3 +138,122 @@ def test_the_door_and_the_ledger_agree(spec: dict[str, Any]) -> None:
     told = [each.message for each in decision.waiting if each.reason in ("Invalid", "UnknownStrategy")]
     said = refusal(review(spec), Installation())
     assert told == ([said] if said else [])
+
+
+# --- GPUQuotas -----------------------------------------------------------------------------------------------------
+
+
+def written(name: str, *namespaces: str, created: float | None = None, **spec: Any) -> dict[str, Any]:
+    """A GPUQuota as somebody writes it; one that is there already has a time."""
+    metadata = {"name": name}
+    if created is not None:
+        metadata["creationTimestamp"] = datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {"metadata": metadata, "spec": {"namespaces": list(namespaces), **spec}}
+
+
+def asked(new: dict[str, Any], *there: QuotaView, old: dict[str, Any] | None = None) -> tuple[str, list[str]]:
+    """What is refused, and what is warned of."""
+    quotas, review = Installation(quotas=there), Review(gpuquota.KIND, "", new, old)
+    return refusal(review, quotas), warnings(review, quotas)
+
+
+TENANT = "GPUQuota t names namespaces, so it is a tenant and not a cohort: move them to one below it"
+
+
+@pytest.mark.parametrize(
+    ("new", "there", "said"),
+    [
+        (written("p", "a", nominal={"gpus": 4}, cohort="c"), [quota("c")], ""),
+        (written("p", "a", nominal={"gpus": -1}), [], "spec.nominal.gpus: must be at least 0, not -1"),
+        (written("q", cohort="p"), [quota("p", cohort="q")], "spec.cohort: q → p → q is a circle"),
+        (written("p", cohort="p"), [], "spec.cohort: p → p is a circle"),
+        (written("p", "a", cohort="t"), [quota("t", "b")], f"spec.cohort: {TENANT}"),
+        (written("t", "b"), [quota("p", "a", cohort="t")], f"GPUQuota p would be wrong then: spec.cohort: {TENANT}"),
+        (
+            written("p", "a", "b"), [quota("q", "b")],
+            "spec.namespaces: b belongs to GPUQuota q, which is older, and counts there",
+        ),
+        (
+            written("p", "*", cohort="late"), [quota("q", "*")],
+            "spec.namespaces: * belongs to GPUQuota q, which is older, and counts there",
+        ),
+        (
+            written("q8", cohort="q9"), [*(quota(f"q{i}", cohort=f"q{i + 1}") for i in range(8)), quota("q9")],
+            "GPUQuota q0 would be wrong then: spec.cohort: it lies more than 8 cohorts deep",
+        ),
+    ],
+)  # fmt: skip
+def test_a_gpuquota_that_the_books_cannot_take_is_refused(
+    new: dict[str, Any], there: list[QuotaView], said: str
+) -> None:
+    assert asked(new, *there) == (said, asked(new, *there)[1])
+
+
+def test_a_cohort_that_is_not_there_yet_is_only_warned_of() -> None:
+    told = "spec.cohort: there is no GPUQuota c; until then it neither lends nor borrows"
+    assert asked(written("p", "a", cohort="c")) == ("", [told])
+    assert asked(written("c"), quota("p", "a", cohort="c")) == ("", [])
+
+
+def test_a_namespace_moves_when_the_one_that_has_it_gives_it_up() -> None:
+    old, young = quota("old", "a", created=NOW), quota("young", "b", created=NOW + 9)
+    was, wants = written("old", "a", created=NOW), written("old", "a", "b", created=NOW)
+    said = "GPUQuota young would be wrong then: spec.namespaces: b belongs to GPUQuota old, which is older"
+    assert asked(wants, old, young, old=was)[0].startswith(said)
+    assert asked(wants, old, quota("young", created=NOW + 9), old=was) == ("", [])
+
+
+def test_a_gpuquota_that_was_wrong_before_may_be_edited_and_new_wrong_may_not() -> None:
+    there = [quota("p", cohort="q"), quota("q", cohort="p"), quota("t", "a"), quota("u", "a", created=NOW + 1)]
+    circle = written("p", cohort="q", created=NOW)
+    assert asked({**circle, "spec": {**circle["spec"], "weight": 2}}, *there, old=circle) == ("", [])
+    assert asked(written("p", created=NOW), *there, old=circle) == ("", [])
+    assert asked(written("p", "a", cohort="q", created=NOW), *there, old=circle)[0] != ""
+    double = written("u", "a", created=NOW + 1)
+    assert asked(written("u", "a", "b", created=NOW + 1), *there, old=double) == ("", [])
+    assert asked(written("u", "a", cohort="t", created=NOW + 1), *there, old=double)[0] == f"spec.cohort: {TENANT}"
+
+
+names = st.sampled_from(["p", "q", "r", "s"])
+quota_specs = st.fixed_dictionaries(
+    {"namespaces": st.lists(st.sampled_from(["a", "b", "*"]), max_size=2, unique=True)},
+    optional={"cohort": names, "nominal": st.fixed_dictionaries({"gpus": st.integers(-1, 8)})},
+)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(names, quota_specs | st.none()), max_size=12))
+def test_what_the_door_lets_in_has_no_problem_in_the_books_but_an_unknown_cohort(
+    writes: list[tuple[str, dict[str, Any] | None]],
+) -> None:
+    """Whatever the order in which they are created, edited and (None) deleted."""
+    there: dict[str, dict[str, Any]] = {}
+    for step, (name, spec) in enumerate(writes):
+        if spec is None:
+            there.pop(name, None)
+            continue
+        old = there.get(name)
+        # Two are created within the same second, as far as the API server tells.
+        created = old["metadata"]["creationTimestamp"] if old else f"2026-11-21T10:00:{step // 2:02}Z"
+        new = {"metadata": {"name": name, "creationTimestamp": created}, "spec": spec}
+        said, told = asked(new, *map(quota_view, there.values()), old=old)
+        books = Books(map(quota_view, {**there, name: new}.values()))
+        found = [problem for all_of_one in books.problems.values() for problem in all_of_one]
+        assert bool(said) == any(not problem.awaited for problem in found), (said, found)
+        if not said:
+            there[name] = new
+            assert told == [str(problem) for problem in books.problems.get(name, ())]
+
+
+@settings(deadline=None)
+@given(objects, objects | st.none())
+def test_no_gpuquota_that_somebody_writes_is_an_error(new: Any, old: Any) -> None:
+    said, told = asked(new, quota("p", "a", cohort="q"), quota("q"), old=old)
+    if GPUQuotaSpec.parse(new.get("spec"))[0] is None and old is None and not is_leaving(new):
+        assert said.startswith("spec")
+    assert not told or told[0].startswith("spec.cohort: there is no GPUQuota ")
+
+
+def is_leaving(raw: dict[str, Any]) -> bool:
+    metadata = raw.get("metadata")
+    return isinstance(metadata, dict) and bool(metadata.get("deletionTimestamp"))
