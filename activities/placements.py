@@ -202,7 +202,7 @@ class Placements:
                 return await self._job(assignment)
         _scheduled.add(1, {"strategy": assignment.strategy})
         if assignment.turn.attempt == 0:
-            _wait.record(max(0.0, time.time() - view.created))
+            _wait.record(max(0.0, time.time() - view.created), {"strategy": assignment.strategy})
         self._events.record(
             regarding=reference(view),
             type="Normal",

@@ -9,6 +9,7 @@ from dataclasses import replace
 from opentelemetry import metrics
 from temporalio import activity
 
+from activities import round_metrics
 from activities.cache import ClusterCache, StaleCacheError, restored_to
 from activities.signatures import DECIDE, DecideRequest, DecideResult, Versions
 from kube.client import KubeClient
@@ -17,11 +18,9 @@ from planning.model import Decision, Ledger, Snapshot
 from planning.placement import decide
 from planning.profiles import by_key, next_due
 from planning.projection import lagging
-from planning.quota_status import PAUSE, lagging_quotas
+from planning.quota_status import PAUSE, lagging_quotas, standing, tenants
 
 _meter = metrics.get_meter("berth.worker")
-_queued = _meter.create_gauge("berth_queue_depth", description="GPUWorkloads waiting for a place after the last round")
-_in_flight = _meter.create_gauge("berth_promises_in_flight", description="Assignments whose Job was not seen yet")
 _seconds = _meter.create_histogram("berth_decision_duration", unit="s", description="Duration of one planning round")
 
 # A promise that was dropped binds the planner: without having seen its Job it would promise the same GPUs again.
@@ -60,10 +59,18 @@ class Planner:
         )
         self._memory = memory
         _seconds.record(time.perf_counter() - began)
-        _queued.set(decision.queued)
-        _in_flight.set(len(ledger.in_flight) + len(decision.assignments) - len(decision.seen))
         lags = await asyncio.to_thread(lagging, snapshot.now, snapshot.workloads, jobs, snapshot.pods, snapshot.nodes)
-        quotas, later = await asyncio.to_thread(lagging_quotas, snapshot, ledger.lately)
+        held = await asyncio.to_thread(standing, snapshot)
+        quotas, later = await asyncio.to_thread(lagging_quotas, snapshot, ledger.lately, held)
+        round_metrics.tell(
+            round_metrics.Round(
+                snapshot.now,
+                decision.queued,
+                len(ledger.in_flight) + len(decision.assignments) - len(decision.seen),
+                decision.reasons,
+                tuple(tenants(held)),
+            )
+        )
         ended = [*snapshot.workloads, *self._cache.departed.values()]
         learn_in = await asyncio.to_thread(next_due, ended, jobs, by_key(snapshot.profiles), snapshot.now)
         versions = _binding(decision, snapshot, ledger)

@@ -40,7 +40,7 @@ LOOK_AGAIN = 30.0
 
 _meter = metrics.get_meter("berth.worker")
 _failed = _meter.create_counter("warp_gpuworkload_failed", description="Failures of GPUWorkloads, by reason")
-_retries = _meter.create_counter("warp_gpuworkload_retries", description="Retries granted after a failure")
+_retries = _meter.create_counter("warp_gpuworkload_retries", description="Retries granted after a failure, by reason")
 _seconds = _meter.create_histogram(
     "warp_gpuworkload_reconcile_duration", unit="s", description="Duration of one look at a GPUWorkload, by result"
 )
@@ -213,7 +213,7 @@ class Workloads:
         if step.failure:
             _failed.add(1, {"reason": step.failure})
         if step.kind == "retry":
-            _retries.add(1)
+            _retries.add(1, {"reason": step.failure})
         if step.kind in _TOLD:
             log.info(
                 "GPUWorkload %s/%s: %s, %s: %s",

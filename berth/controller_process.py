@@ -9,6 +9,8 @@ import logging
 import os
 import uuid
 
+from opentelemetry import metrics
+from opentelemetry.metrics import Observation
 from temporalio.client import Client
 
 from berth.extensions import load_strategies
@@ -23,6 +25,8 @@ from kube.lease import LeaderElector, LeadershipLost
 log = logging.getLogger(__name__)
 
 LEASE = "gpu-orchestrator.gpu.warp.dev"
+
+_meter = metrics.get_meter("berth.controller")
 
 
 def run_controller(options: ProcessOptions, *, resync: float, webhook_port: int) -> None:
@@ -73,6 +77,14 @@ async def serve(
             await _stop(keeping)
             keeper.trouble = ""
 
+    _meter.create_observable_gauge(
+        "berth_leading", [lambda _: [Observation(int(term is not None))]], description="1 while this controller leads"
+    )
+    _meter.create_observable_gauge(
+        "berth_webhooks_trouble",
+        [lambda _: [Observation(int(bool(note())))]],
+        description="1 while the webhooks lack something; /readyz says what",
+    )
     stop_http = await serve_http(options, healthy=healthy, ready=ready, note=note)
     try:
         admission.append(asyncio.create_task(webhooks.run(), name="admission webhooks"))

@@ -358,6 +358,7 @@ class Decision:
     forget: list[str] = field(default_factory=list)  # UIDs of the ledger that are gone or tombstones
     reconsidered: list[str] = field(default_factory=list)  # UIDs for which no node is avoided any more
     queued: int = 0  # workloads still waiting for a place after this round
+    reasons: dict[str, int] = field(default_factory=dict)  # the same by why they wait
     more: bool = False  # the round was cut at its limit; decide again at once
     wake_after: float | None = None  # seconds until something is due (a bind deadline)
     preemptions: list[Preemption] = field(default_factory=list)

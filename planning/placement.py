@@ -39,6 +39,7 @@ INVALID = "Invalid"
 UNKNOWN_STRATEGY = "UnknownStrategy"
 TEMPLATE_REFUSED = "TemplateRefused"
 WAITING_FOR_PODS = "WaitingForPods"
+NEXT_ROUND = "NextRound"  # this one was full
 
 # Seconds between two times that the ledger takes down what each tenant holds.
 _LATELY = 60.0
@@ -80,12 +81,13 @@ def decide(
     waiting = {wish.view.uid for wish in queue}
     for wish in chain(sorted(promised_room, key=lambda wish: turn_in_queue(wish.view)), order):
         if len(told.decision.assignments) >= limit:
-            told.more, told.queued = True, told.queued + len(waiting)
+            told.more = True
+            told.reasons[NEXT_ROUND] += len(waiting)
             break
         waiting.discard(wish.view.uid)
         turns.take(wish)
     # Who was stopped waits too, though not yet in the queue.
-    told.queued += sum(job.preempted and not job.finished for job in snapshot.jobs)
+    told.reasons[PREEMPTED] += sum(job.preempted and not job.finished for job in snapshot.jobs)
     due = (
         next_deadline(snapshot, mine, settings, bool(told.decision.assignments or promised)),
         next_stoppable(snapshot, mine, settings) if told.queued else None,
@@ -95,6 +97,7 @@ def decide(
         seen=_seen(ledger, promised),
         forget=_forget(snapshot, ledger),
         queued=told.queued,
+        reasons=dict(+told.reasons),
         more=told.more,
         reconsidered=reconsidered,
         wake_after=min((seconds for seconds in due if seconds is not None), default=None),
@@ -121,11 +124,12 @@ def _queue(
             if not jobs and (view.namespace, view.uid) not in mine.pods:
                 queue.append(found)
                 continue
-            told.queued += 1
+            told.reasons[WAITING_FOR_PODS] += 1
             left_over = len(jobs) + len(mine.pods.get((view.namespace, view.uid), ()))
             found = wait(view, WAITING_FOR_PODS, f"waiting for the previous Job and its pods to go ({left_over} left)")
         if found.reason == UNKNOWN_STRATEGY:
-            told.queued += 1  # the default may be repaired, and nobody pokes for a namespace or the settings
+            # It waits for a place: the default may be repaired, and nobody pokes for a namespace or the settings.
+            told.reasons[UNKNOWN_STRATEGY] += 1
         if found.reason == status.EXAMINING:
             entries = told.decision.examine
         elif status.shows(view, found.reason):

@@ -1,7 +1,7 @@
 """Decides what the status of a GPUQuota says, and when it is worth a write.
 
-For the activity that carries out a round, which shows the quotas with it. What a tenant holds changes with every round;
-it is written at most every few seconds, what is wrong with a quota at once.
+For the activity that carries out a round, which shows the quotas with it, and for the metrics of rounds. What a tenant
+holds changes with every round; it is written at most every few seconds, what is wrong with a quota at once.
 """
 
 from __future__ import annotations
@@ -22,6 +22,26 @@ _FADING = ("updated", "lately")
 
 
 @dataclass(frozen=True, slots=True)
+class Standing:
+    """What the GPUQuotas hold at one moment, and how many workloads of each wait for a place."""
+
+    books: Books
+    waiting: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A tenant's GPUs, workloads in the queue, share of the fleet; `nominal` is None where it is not limited."""
+
+    name: str
+    used: int
+    nominal: int | None
+    borrowed: int
+    waiting: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
 class QuotaLag:
     """A GPUQuota and the status that is due."""
 
@@ -29,10 +49,10 @@ class QuotaLag:
     status: dict[str, Any]
 
 
-def lagging_quotas(snapshot: Snapshot, lately: Mapping[str, Lately]) -> tuple[list[QuotaLag], bool]:
-    """The quotas whose status says something else than what is and may be written now, and whether others lag too."""
+def standing(snapshot: Snapshot) -> Standing | None:
+    """None where nobody has a quota."""
     if not snapshot.quotas:
-        return [], False
+        return None
     mine = Belongings.of(snapshot.jobs, snapshot.pods)
     views = {(view.namespace, view.uid): view for view in snapshot.workloads}
     books = opened(snapshot.quotas, snapshot.nodes, holdings(snapshot, {}, mine), views)
@@ -44,9 +64,39 @@ def lagging_quotas(snapshot: Snapshot, lately: Mapping[str, Lately]) -> tuple[li
         and view.phase != "Pending"
         and all(job.preempted for job in mine.jobs.get((view.namespace, view.uid), ()))
     )
+    return Standing(books, waiting)
+
+
+def tenants(held: Standing | None) -> list[Tenant]:
+    """All tenants that can be understood; cohorts are none."""
+    if held is None:
+        return []
+    return [
+        Tenant(
+            account.name,
+            max(0, account.used[0]),
+            account.nominal[0],
+            _borrowed(account)[0],
+            held.waiting.get(account.name, 0),
+            held.books.share(account),
+        )
+        for account in held.books.accounts.values()
+        if account.tenant
+    ]
+
+
+def lagging_quotas(
+    snapshot: Snapshot, lately: Mapping[str, Lately], held: Standing | None = None
+) -> tuple[list[QuotaLag], bool]:
+    """The quotas whose status says something else than what is and may be written now, and whether others lag too.
+    `held`: what is known to be held, if it was reckoned already.
+    """
+    held = held or standing(snapshot)
+    if held is None:
+        return [], False
     found, later = [], False
     for view in snapshot.quotas:
-        due = _status(view, books, waiting, lately, snapshot.now)
+        due = _status(view, held.books, held.waiting, lately, snapshot.now)
         # What was held lately fades by itself, which is no reason to write.
         shown = {key: value for key, value in view.status.items() if key not in _FADING}
         if shown == {key: value for key, value in due.items() if key not in _FADING}:

@@ -6,6 +6,7 @@ the first of each tenant lacks of its quota: others use it only if they can be s
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -59,9 +60,13 @@ class Told:
     """What a round has decided so far: as much as a history takes."""
 
     decision: Decision = field(default_factory=Decision)
-    queued: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)  # of those who wait for a place
     more: bool = False
     left: int = _BUDGET
+
+    @property
+    def queued(self) -> int:
+        return self.reasons.total()
 
     def affords(self, message: str) -> bool:
         """Whether one more entry with this message still fits; else the rest is for the next round."""
@@ -74,7 +79,7 @@ class Told:
 
     def waits(self, view: WorkloadView, reason: str, message: Callable[[], str]) -> None:
         """The workload stays in the queue, and is told why unless it is told already."""
-        self.queued += 1
+        self.reasons[reason] += 1
         if not status.shows(view, reason) and self.affords(text := message()):
             self.decision.waiting.append(wait(view, reason, text))
 

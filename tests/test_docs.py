@@ -329,7 +329,7 @@ def test_what_may_change_is_told() -> None:
 # that write no condition.
 _NO_REASON = {
     "Complete", "Failed", "Error", "PodFailurePolicy", "Deleting", "Deleted", "Pending", "Scheduling", "Scheduled",
-    "Running", "Succeeded", "Unknown", "True", "False", "Finished", "Suspended", "Accepted",
+    "Running", "Succeeded", "Unknown", "True", "False", "Finished", "Suspended", "Accepted", "NextRound",
 }  # fmt: skip
 
 
@@ -457,7 +457,8 @@ def test_search_attributes_exist(page: Path) -> None:
     from activities import messages
 
     known = {key.name for key in (messages.KIND, messages.NAMESPACE, messages.NAME, messages.NODE, messages.PHASE)}
-    assert set(re.findall(r"\bBerth[A-Z]\w+", read(page))) <= known
+    alerts = set(re.findall(r"alert: (\w+)", read(ROOT / "deploy" / "prometheus" / "berth-rules.yaml")))
+    assert set(re.findall(r"\bBerth[A-Z]\w+", read(page))) <= known | alerts
 
 
 # --- the rooms -----------------------------------------------------------------------------------------------------

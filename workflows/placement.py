@@ -152,7 +152,7 @@ class Placement:
             done = await workflow.execute_activity(
                 CARRY_OUT,
                 CarryOut(
-                    replace(decision, seen=[], forget=[], reconsidered=[], lately={}),
+                    replace(decision, seen=[], forget=[], reconsidered=[], lately={}, reasons={}),
                     {a.uid: self._traces.pop(a.uid) for a in decision.assignments if a.uid in self._traces},
                     self._state.ledger.lately if result.quotas else {},
                 ),

@@ -40,10 +40,19 @@ async def test_metrics_have_the_exact_names(tenant: Tenant) -> None:
 
     assert sample('warp_gpuworkload_scheduled_total{strategy="leastLoaded"}') >= 3
     assert sample('warp_gpuworkload_failed_total{reason="job_failed"}') >= 2
-    assert sample("warp_gpuworkload_retries_total") >= 1
+    assert sample('warp_gpuworkload_retries_total{reason="job_failed"}') >= 1
     assert sample('warp_gpuworkload_reconcile_duration_seconds_count{result="end"}') >= 2
-    assert sample("warp_gpuworkload_time_to_placement_seconds_count") >= 2
+    assert sample('warp_gpuworkload_time_to_placement_seconds_count{strategy="leastLoaded"}') >= 2
     assert sample("berth_queue_depth") >= 0
+    assert sample("berth_last_round_timestamp_seconds") > 1e9
+
+
+async def test_a_controller_says_whether_it_leads_and_what_its_webhooks_lack(tenant: Tenant) -> None:
+    async def told() -> bool:
+        lines = (await asyncio.to_thread(get, tenant, "controller-metrics", "/metrics")).splitlines()
+        return {"berth_leading 1.0", "berth_webhooks_trouble 0.0"} <= set(lines)
+
+    await eventually(told, 40, lambda: "it does not lead, or its webhooks lack something")
 
 
 async def test_probes_answer(tenant: Tenant) -> None:

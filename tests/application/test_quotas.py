@@ -21,6 +21,7 @@ from kube.resources import GPUQUOTAS, JOBS, NAMESPACES
 from stack import Stack
 from tests.application.stories import Begun, side_by_side
 from tests.application.tenant import Tenant, condition, eventually, tenancy
+from tests.application.test_observability import get
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(180), pytest.mark.asyncio(loop_scope="module")]
 
@@ -83,6 +84,9 @@ async def a_tenant_borrows_and_gives_back(tenant: Tenant) -> None:
         return (status.get("used", {}).get("gpus"), status.get("borrowed", {}).get("gpus")) == (4, 2)
 
     await eventually(shown, 40, lambda: "the quota never shows that it holds 4 GPUs and borrows 2")
+    scraped = await asyncio.to_thread(get, tenant, "worker-metrics", "/metrics")
+    for amount, value in (("used", 4), ("nominal", 2), ("borrowed", 2)):
+        assert f'berth_tenant_gpus_{amount}{{tenant="{mine}"}} {value}.0' in scraped.splitlines()
     table = tenant.stack.kubectl("get", "gpuq", mine)
     head = table.splitlines()[0].split()
     assert head == ["NAME", "COHORT", "GPUS", "USED", "BORROWED", "WAITING", "SHARE", "VALID", "AGE"]

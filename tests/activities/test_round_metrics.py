@@ -1,0 +1,83 @@
+"""What Prometheus reads of a round, and that it goes with the tenant or the reason it was about."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from opentelemetry import metrics
+from prometheus_client import CollectorRegistry, generate_latest
+from temporalio.testing import ActivityEnvironment
+
+from activities import round_metrics
+from activities.planner import Planner
+from activities.signatures import DecideRequest
+from berth.telemetry import meter_provider
+from planning.model import Ledger, Snapshot
+from tests.activities.test_planner import Cache
+from tests.planning.builders import job, node, pod, quota, snapshot, workload
+
+Read = Callable[[], dict[str, float]]
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[Read]:
+    """The series as they are scraped; the module's instruments are made anew, for a registry of the test's own."""
+    registry = CollectorRegistry()
+    provider = meter_provider(registry)
+    monkeypatch.setattr(metrics, "get_meter", provider.get_meter)
+    importlib.reload(round_metrics)
+
+    def scraped() -> dict[str, float]:
+        lines = generate_latest(registry).decode().splitlines()
+        pairs = [line.rsplit(" ", 1) for line in lines if line.startswith("berth_")]
+        return {name: float(value) for name, value in pairs}
+
+    yield scraped
+    provider.shutdown()
+    monkeypatch.undo()
+    importlib.reload(round_metrics)
+
+
+async def round_(seen: Snapshot, limit: int = 10) -> None:
+    planner = Planner(cast(Any, Cache(seen)), cast(Any, SimpleNamespace()))
+    await ActivityEnvironment().run(planner.decide, DecideRequest(Ledger(), {}, {}, limit, 7))
+
+
+async def test_tenants_and_reasons_are_read_as_the_last_round_found_them(read: Read) -> None:
+    assert read() == {}, "nothing is said before the first round"
+    running = job("r", "n", gpus=3, namespace="a", ready=True, counted=True)
+    queue = [workload("r", 3, namespace="a"), workload("x", 1, namespace="a"), workload("y", 4, namespace="b")]
+    quotas = [quota("c", gpus=1), quota("p", "a", gpus=2, cohort="c"), quota("q", "b", gpus=8), quota("free", "f")]
+    pods = [pod("p", "n", of=running, namespace="a")]
+    await round_(snapshot([node("n", 4)], queue, jobs=[running], pods=pods, quotas=quotas))
+    found = read()
+    assert found.pop("berth_last_round_timestamp_seconds") > 0
+    tenants = {name: value for name, value in found.items() if "tenant=" in name}
+    assert tenants == {
+        'berth_tenant_gpus_used{tenant="p"}': 3, 'berth_tenant_gpus_nominal{tenant="p"}': 2,
+        'berth_tenant_gpus_borrowed{tenant="p"}': 1, 'berth_tenant_waiting{tenant="p"}': 1,
+        'berth_tenant_share{tenant="p"}': 0.75,
+        'berth_tenant_gpus_used{tenant="q"}': 0, 'berth_tenant_gpus_nominal{tenant="q"}': 8,
+        'berth_tenant_gpus_borrowed{tenant="q"}': 0, 'berth_tenant_waiting{tenant="q"}': 1,
+        'berth_tenant_share{tenant="q"}': 0,
+        'berth_tenant_gpus_used{tenant="free"}': 0, 'berth_tenant_gpus_borrowed{tenant="free"}': 0,
+        'berth_tenant_waiting{tenant="free"}': 0, 'berth_tenant_share{tenant="free"}': 0,
+    }  # fmt: skip
+    assert {name: value for name, value in found.items() if name not in tenants} == {
+        "berth_queue_depth": 2,
+        "berth_promises_in_flight": 0,
+        'berth_waiting_workloads{reason="WaitingForCapacity"}': 1,
+        'berth_waiting_workloads{reason="WaitingForQuota"}': 1,
+    }
+    await round_(snapshot([node("n", 4)]))
+    assert {name for name in read() if "{" in name} == set(), "they went with the GPUQuotas and the workloads"
+
+
+async def test_who_was_left_to_the_next_round_is_counted_as_such(read: Read) -> None:
+    await round_(snapshot([node("n", 8)], [workload(f"w{i}") for i in range(5)]), limit=2)
+    assert (read()["berth_queue_depth"], read()['berth_waiting_workloads{reason="NextRound"}']) == (3, 3)
+    assert read()["berth_promises_in_flight"] == 2
