@@ -44,10 +44,12 @@ from kube.resources import GPUWORKLOADS, JOBS
 from planning import jobs, status
 from planning.lifecycle import JOB_REFUSED
 from planning.model import Assignment, JobView, Preemption, Verdict, Waiting, Withdrawal, WorkloadView
+from planning.placement import TEMPLATE_REFUSED, WAITING_FOR_PODS
 from planning.projection import Lag, lagging
 from planning.quota_status import QuotaLag, lagging_quotas
 from planning.recommendation import advised
 from planning.strategy_names import strategy_name
+from planning.turns import PREEMPTING, WAITING_FOR_CAPACITY, WAITING_FOR_QUOTA
 from planning.views import job_view, workload_view
 
 log = logging.getLogger(__name__)
@@ -75,7 +77,7 @@ VISIBLE_WAIT = 1.0
 
 
 # Reasons to wait that are nobody's mistake.
-_NORMAL = ("WaitingForCapacity", "WaitingForQuota", "WaitingForPods", "Preempting", status.SUSPENDED)
+_NORMAL = (WAITING_FOR_CAPACITY, WAITING_FOR_QUOTA, WAITING_FOR_PODS, PREEMPTING, status.SUSPENDED)
 
 
 async def _heartbeat() -> None:
@@ -108,7 +110,7 @@ class Placements:
         self._kube = kube
         self._temporal = temporal
         self._events = events
-        self._taking_back = TakingBack(cache, kube, events)
+        self._taking_back = TakingBack(cache, kube, events, self._write)
 
     @activity.defn(name=CARRY_OUT)
     async def carry_out(self, request: CarryOut) -> CarriedOut:
@@ -130,7 +132,7 @@ class Placements:
             await self._each(decision.waiting, self._tell_waiting)
             await self._show(decision.assignments, done)
             if self._cache.quotas.items:
-                lags, _ = lagging_quotas(self._cache.snapshot(), request.lately)
+                lags, _ = await asyncio.to_thread(lagging_quotas, self._cache.snapshot(), request.lately)
                 await self._each(lags, self._show_quota)
         finally:
             alive.cancel()
@@ -349,12 +351,12 @@ class Placements:
         except (Invalid, TooLarge, ValueError) as refused:
             done.rejected[view.uid] = view.generation
             told = Waiting(
-                view.uid, view.namespace, view.name, view.resource_version, "TemplateRefused",
+                view.uid, view.namespace, view.name, view.resource_version, TEMPLATE_REFUSED,
                 f"spec.template was refused: {cut(refused)}",
             )  # fmt: skip
             patch = status.waiting(view, told, time.time())
             self._events.record(
-                regarding=reference(view), type="Warning", reason="TemplateRefused", action="Examine", note=told.message
+                regarding=reference(view), type="Warning", reason=TEMPLATE_REFUSED, action="Examine", note=told.message
             )
         except KubeError as later:
             # A quota that is used up, say: what a dry run cannot settle, the real creation will.

@@ -7,11 +7,12 @@ node that is drained; when they are gone, a later round withdraws it. Each step 
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
 
 from temporalio import activity
 
 from activities.cache import ClusterCache
-from activities.writes import delete_job, mark_withdrawn, reference, suspend_job, write_status
+from activities.writes import delete_job, mark_withdrawn, reference, suspend_job
 from kube.client import KubeClient
 from kube.errors import NotFound
 from kube.events import EventRecorder
@@ -21,12 +22,16 @@ from planning.lifecycle import PREEMPTED, Step
 from planning.model import Preemption, Turn, Withdrawal, WorkloadView
 from planning.views import job_view
 
+# Writes a status, so that the cache knows it too; whether it did.
+Write = Callable[[WorkloadView, status.Status], Awaitable[bool]]
+
 
 class TakingBack:
-    def __init__(self, cache: ClusterCache, kube: KubeClient, events: EventRecorder) -> None:
+    def __init__(self, cache: ClusterCache, kube: KubeClient, events: EventRecorder, write: Write) -> None:
         self._cache = cache
         self._kube = kube
         self._events = events
+        self._write = write
 
     async def preempt(self, preemption: Preemption) -> bool:
         """Suspends the Job, if it is still as it was decided upon, and tells why. False: it changed; decide again."""
@@ -60,11 +65,6 @@ class TakingBack:
             return
         self._events.record(regarding=reference(view), type="Warning", reason=reason, action="Place", note=message)
         await self._write(view, patch)
-
-    async def _write(self, view: WorkloadView, patch: status.Status) -> None:
-        raw = await write_status(self._kube, view, patch)
-        if raw is not None:
-            self._cache.workloads.observe(raw)
 
     async def _take_back(self, withdrawal: Withdrawal) -> bool:
         """Marks the Job as withdrawn and deletes it, if it is still as it was decided upon; True also if an earlier try

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated
 
-from pydantic import Field, StrictStr, ValidationError
+from pydantic import Field, StrictStr
 
 from crds.gpuworkload import SPEC_LIMIT, Condition, CRDModel, Int, Quantity, Time, serialised_size
-from crds.refusals import explain_refusal
 
 KIND = "GPUQuota"
 PLURAL = "gpuquotas"
@@ -70,12 +69,7 @@ class GPUQuotaSpec(CRDModel):
             return None, "spec: must be an object"
         if serialised_size(raw, SPEC_LIMIT) > SPEC_LIMIT:
             return None, f"spec: must be at most {SPEC_LIMIT // 1024} KiB as JSON"
-        try:
-            return cls.model_validate(raw), ""
-        except ValidationError as error:
-            return None, explain_refusal(error, "spec")
-        except (RecursionError, TypeError, ValueError) as error:
-            return None, f"spec: cannot be read ({type(error).__name__})"
+        return cls.validated(raw, "spec")
 
 
 class Held(CRDModel):

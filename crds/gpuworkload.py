@@ -152,6 +152,16 @@ class CRDModel(BaseModel):
         alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True, hide_input_in_errors=True
     )
 
+    @classmethod
+    def validated(cls, raw: object, where: str) -> tuple[Self | None, str]:
+        """The value, or None and a sentence with path (from `where` on) and reason. Never raises, whatever `raw` is."""
+        try:
+            return cls.model_validate(raw), ""
+        except ValidationError as error:
+            return None, explain_refusal(error, where)
+        except (RecursionError, TypeError, ValueError) as error:
+            return None, f"{where}: cannot be read ({type(error).__name__})"
+
 
 class RetryPolicy(CRDModel):
     """How often a failure is answered with another Job, and after how long."""
@@ -337,12 +347,7 @@ class GPUWorkloadSpec(CRDModel):
             return None, f"spec.template: must not be nested deeper than {TEMPLATE_DEPTH} levels"
         if serialised_size(raw, SPEC_LIMIT) > SPEC_LIMIT:
             return None, f"spec: must be at most {SPEC_LIMIT // 1024} KiB as JSON"
-        try:
-            return cls.model_validate(raw), ""
-        except ValidationError as error:
-            return None, explain_refusal(error, "spec")
-        except (RecursionError, TypeError, ValueError) as error:
-            return None, f"spec: cannot be read ({type(error).__name__})"
+        return cls.validated(raw, "spec")
 
 
 # What may change once a Job was created; all else stays as the Job was made from it.

@@ -6,10 +6,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, StrictStr, ValidationError
+from pydantic import Field, StrictStr
 
 from crds.gpuworkload import STRATEGY_PATTERN, Argument, CRDModel, Int
-from crds.refusals import explain_refusal
 
 SETTINGS_NAMESPACE = "berth-system"
 SETTINGS_NAME = "berth-settings"
@@ -40,9 +39,4 @@ class Settings(CRDModel):
             return cls(), ""
         if not isinstance(raw, dict):
             return None, f"{SETTINGS_KEY}: must be a mapping"
-        try:
-            return cls.model_validate(raw), ""
-        except ValidationError as error:
-            return None, explain_refusal(error, SETTINGS_KEY)
-        except (RecursionError, TypeError, ValueError) as error:
-            return None, f"{SETTINGS_KEY}: cannot be read ({type(error).__name__})"
+        return cls.validated(raw, SETTINGS_KEY)

@@ -143,7 +143,7 @@ def _queued(
         for node in snapshot.nodes
     ]
     reports.sort(key=lambda each: (each.why != "", each.rank is None, each.rank or (), -each.free.gpus, each.name))
-    books = opened(snapshot.quotas, snapshot.nodes, holdings(snapshot, {}, mine), _by_uid(snapshot))
+    books = opened(snapshot, holdings(snapshot, {}, mine))
     waiting = [w for w in snapshot.workloads if _in_queue(w, settings, mine)]
     queue = list(in_order(waiting, partial(_about, settings), books, {}, snapshot.now))
     node, message = _next_round(view, snapshot, settings)
@@ -193,10 +193,6 @@ def _next_round(view: WorkloadView, snapshot: Snapshot, settings: Settings) -> t
 
 def _about(settings: Settings, view: WorkloadView) -> tuple[WorkloadView, Resources]:
     return view, shape_of(view.spec, settings).requests if view.spec is not None else Resources()
-
-
-def _by_uid(snapshot: Snapshot) -> dict[tuple[str, str], WorkloadView]:
-    return {(view.namespace, view.uid): view for view in snapshot.workloads}
 
 
 def keeps_off(shape: Shape, node: NodeView, left: Room) -> str:

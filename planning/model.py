@@ -280,6 +280,10 @@ class Snapshot:
     quotas: tuple[QuotaView, ...] = ()
     profiles: tuple[Profile, ...] = ()
 
+    def by_uid(self) -> dict[tuple[str, str], WorkloadView]:
+        """The workloads by namespace and UID: a label alone would let any namespace pose as another's."""
+        return {(view.namespace, view.uid): view for view in self.workloads}
+
 
 @dataclass(frozen=True, slots=True)
 class Waiting:

@@ -64,12 +64,11 @@ def decide(
             told.decision.withdrawals.append(withdrawal)
     queue = _queue(snapshot, ledger, settings, mine, promised, memory, told)
     held = list(holdings(snapshot, promised, mine))
-    views = {(view.namespace, view.uid): view for view in snapshot.workloads}
     floor = Floor(snapshot, settings, room(snapshot.nodes, held), memory)
-    books = opened(snapshot.quotas, snapshot.nodes, held, views)
+    books = opened(snapshot, held)
     reconsidered = to_reconsider(snapshot, mine, ledger)
     stoppable = candidates(snapshot, mine, settings) if queue else []
-    preemptor = Preemptor(floor, books, held, stoppable, views, snapshot.now)
+    preemptor = Preemptor(floor, books, held, stoppable, snapshot.by_uid(), snapshot.now)
     turns = Turns(floor, books, preemptor, told, ledger, snapshot.now, seed, reconsidered, held)
 
     def has_word(wish: Wish) -> bool:

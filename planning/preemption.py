@@ -22,8 +22,8 @@ from planning.queue import turn_in_queue
 from planning.quotas import Books, above, firm, vector
 
 # What a round may spend: preemptors served, victims of one, and searches for one tenant.
-SERVED = 8
-VICTIMS = 32
+_SERVED = 8
+_VICTIMS = 32
 _SEARCHES = 32
 
 
@@ -121,9 +121,9 @@ class Preemptor:
         """
         if not self._leaving and not self._candidates:
             return None
-        view, shape, kept = wish.view, wish.shape, firm(wish.view)
+        view, shape, is_firm = wish.view, wish.shape, firm(wish.view)
         account, rank = self._books.tenant(view.namespace), view.spec.priority_value if view.spec else 0
-        key = (account.name, shape, kept, head)
+        key = (account.name, shape, is_firm, head)
         if self._in_vain.get(key, rank - 1) >= rank or self._searches[account.name] >= _SEARCHES:
             return None
         self._searches[account.name] += 1
@@ -137,7 +137,7 @@ class Preemptor:
             self._in_vain[key] = rank
         elif found.victims:
             self._served += 1
-            if self._served > SERVED:
+            if self._served > _SERVED:
                 return None
         return found
 
@@ -178,11 +178,11 @@ class Preemptor:
 
     def _enough_quota(self, wish: Wish, chosen: list[Candidate], head: bool) -> bool:
         """Stops candidates until the tenant's quota suffices."""
-        view, need, kept = wish.view, wish.shape.requests, firm(wish.view)
+        view, need, is_firm = wish.view, wish.shape.requests, firm(wish.view)
         account = self._books.tenant(view.namespace)
         cohorts = {each.name for each in above(account)}
-        while (short := self._books.short(view.namespace, need, firm=kept)) is not None:
-            if short.firm or len(chosen) >= VICTIMS:
+        while (short := self._books.short(view.namespace, need, firm=is_firm)) is not None:
+            if short.firm or len(chosen) >= _VICTIMS:
                 return False
             for each in self._candidates:
                 theirs = self._books.tenant(each.view.namespace)
@@ -201,7 +201,7 @@ class Preemptor:
         more: list[Candidate] = []
         with self._without(more):
             for each in self._by_node.get(node.name, ()):
-                if not lacking(need, free) or len(more) + len(chosen) >= VICTIMS:
+                if not lacking(need, free) or len(more) + len(chosen) >= _VICTIMS:
                     break
                 if each not in chosen and self._entitled(wish, each, head):
                     free.give_back(each.requests)

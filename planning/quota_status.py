@@ -54,8 +54,7 @@ def standing(snapshot: Snapshot) -> Standing | None:
     if not snapshot.quotas:
         return None
     mine = Belongings.of(snapshot.jobs, snapshot.pods)
-    views = {(view.namespace, view.uid): view for view in snapshot.workloads}
-    books = opened(snapshot.quotas, snapshot.nodes, holdings(snapshot, {}, mine), views)
+    books = opened(snapshot, holdings(snapshot, {}, mine))
     waiting = Counter(
         books.tenant(view.namespace).name
         for view in snapshot.workloads

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from crds.gpuquota import EVERY_OTHER, Amounts
 from planning.capacity import Holding
 from planning.filters import show_amount, show_gpus
-from planning.model import Lately, NodeView, QuotaView, Resources, WorkloadView
+from planning.model import Lately, NodeView, QuotaView, Resources, Snapshot, WorkloadView
 from planning.quantities import milli, whole
 
 Vector = tuple[int, int, int]
@@ -261,16 +261,11 @@ class Books:
         return tuple(lines)
 
 
-def opened(
-    quotas: Iterable[QuotaView],
-    nodes: Iterable[NodeView],
-    held: Iterable[Holding],
-    workloads: Mapping[tuple[str, str], WorkloadView],
-) -> Books:
-    """The books as they stand; `workloads` are by namespace and UID. A pod of nobody's counts if it holds GPUs."""
-    books = Books(quotas, nodes)
+def opened(snapshot: Snapshot, held: Iterable[Holding]) -> Books:
+    """The books as they stand. A pod of nobody's counts if it holds GPUs."""
+    books, views = Books(snapshot.quotas, snapshot.nodes), snapshot.by_uid()
     for holding in held:
-        view = workloads.get((holding.namespace, holding.workload_uid))
+        view = views.get((holding.namespace, holding.workload_uid))
         if view is not None or holding.requests.gpus:
             books.take(holding.namespace, holding.requests, firm=firm(view))
     return books
@@ -296,6 +291,13 @@ def remembered(books: Books, lately: Mapping[str, Lately], now: float) -> dict[s
         for name, account in sorted(books.accounts.items())
         if account.tenant and (account.held or name in lately)
     }
+
+
+def topmost(account: Account) -> Account:
+    """The cohort that has none above it: the account itself where it is in none."""
+    while account.cohort is not None:
+        account = account.cohort
+    return account
 
 
 def above(account: Account) -> Iterator[Account]:

@@ -30,7 +30,7 @@ from planning.model import (
 )
 from planning.naming import job_name
 from planning.preemption import Preemptor
-from planning.quotas import Books, above, firm
+from planning.quotas import Books, firm, topmost
 from planning.strategies import StrategyError
 from planning.strategies.random import Random
 
@@ -112,20 +112,20 @@ class Turns:
 
     def take(self, wish: Wish) -> None:
         shape, view, books, told = wish.shape, wish.view, self.books, self.told
-        need, kept = shape.requests, firm(wish.view)
+        need, is_firm = shape.requests, firm(wish.view)
         if wish.turn.retries > wish.limit:
             told.judged(wish, JOB_REFUSED, _PODLESS)
             return
         if self.floor.never(shape):
             told.judged(wish, NO_SUITABLE_NODE, self.floor.explain(shape))
             return
-        if books.short(view.namespace, need, firm=kept) is not None:
+        if books.short(view.namespace, need, firm=is_firm) is not None:
             self._lacks_quota(wish)
             return
         tenant = books.tenant(view.namespace).name
         before = self.first.get(tenant)
         if before is not None and not self._leaves_enough(before, wish):
-            if kept:
+            if is_firm:
                 told.waits(view, WAITING_FOR_QUOTA, partial(_behind, tenant, before.view))
                 return
         else:
@@ -142,7 +142,7 @@ class Turns:
             if before is not None or self._lent_on(wish):
                 assignment = replace(assignment, backfill=0.0)
             told.decision.assignments.append(assignment)
-            books.take(view.namespace, need, firm=kept)
+            books.take(view.namespace, need, firm=is_firm)
             if anew:
                 self.reconsidered.append(view.uid)
         else:
@@ -150,18 +150,17 @@ class Turns:
             self._lacks_room(wish)
 
     def _lacks_quota(self, wish: Wish) -> None:
-        view, need, kept = wish.view, wish.shape.requests, firm(wish.view)
+        view, need, is_firm = wish.view, wish.shape.requests, firm(wish.view)
         account = self.books.tenant(view.namespace)
         tenant = account.name
-        behind, attainable = tenant in self.first, self.books.attainable(view.namespace, need, firm=kept)
+        behind, attainable = tenant in self.first, self.books.attainable(view.namespace, need, firm=is_firm)
         # What comes free would be kept for the one before it.
-        if attainable and not (behind and kept) and self._cleared(wish, head=not behind):
+        if attainable and not (behind and is_firm) and self._cleared(wish, head=not behind):
             return
-        why = self.books.explain(view.namespace, need, firm=kept)
+        why = self.books.explain(view.namespace, need, firm=is_firm)
         if attainable:
             self.first.setdefault(tenant, wish)
-            top = next(reversed([account, *above(account)]))
-            self.borrowers.setdefault(top.name, tenant)
+            self.borrowers.setdefault(topmost(account).name, tenant)
         self.told.waits(view, WAITING_FOR_QUOTA, lambda: why)
 
     def _lacks_room(self, wish: Wish) -> None:
@@ -205,8 +204,7 @@ class Turns:
     def _lent_on(self, wish: Wish) -> bool:
         """Whether it borrows what another tenant of its cohort waits for, which is before it: that may have it back."""
         account = self.books.tenant(wish.view.namespace)
-        top = next(reversed([account, *above(account)]))
-        first = self.borrowers.get(top.name, account.name)
+        first = self.borrowers.get(topmost(account).name, account.name)
         return first != account.name and self.books.borrows(account, wish.shape.requests)
 
     def _in_between(self, wish: Wish) -> Assignment | None:

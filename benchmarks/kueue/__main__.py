@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,10 @@ def _values(outcome: Outcome, details: ours.Details | None) -> dict[str, Any]:
     return values
 
 
+def _admission(outcome: Outcome, name: str) -> float:
+    return outcome.admission[name]
+
+
 def _rows(report: Report, rate: str, sides: Mapping[str, Outcome]) -> None:
     """Each measure: berth's, or the only side's, and beside it the peer's and the ratio."""
 
@@ -113,7 +118,7 @@ def _rows(report: Report, rate: str, sides: Mapping[str, Outcome]) -> None:
     report.row("50 requests/s" if rate == "equal" else "no limit", "", f"{' and '.join(sides)}")
     row("  workloads/s", ".1f", lambda each: each.per_second)
     for name in ("small", "medium", "large"):
-        row(f"  s to admission, {name}", ".1f", lambda each, name=name: each.admission[name])  # type: ignore[misc]
+        row(f"  s to admission, {name}", ".1f", partial(_admission, name=name))
     row("  API writes a workload", ".2f", lambda each: sum(each.writes.values()) / each.workloads)
     row("  CPU ms a workload", ".1f", lambda each: 1000 * sum(each.cpu.values()) / each.workloads)
     for side, outcome in sides.items():

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 from benchmarks.kueue.load import Load, Stream, workload
@@ -118,7 +119,7 @@ class Runner:
             await asyncio.sleep(stream.interval_ms / 1000)
             body = workload(stream, number, namespace, preemptible=self.preemptible)
             self.created[namespace, body["metadata"]["name"]] = time.monotonic()
-            await patiently(lambda body=body: self.kube.create(GPUWORKLOADS, body))  # type: ignore[misc]
+            await patiently(partial(self.kube.create, GPUWORKLOADS, body))
 
     def _job_changed(self, change: Change[JobNews]) -> None:
         if change.kind == "added" and change.new is not None:

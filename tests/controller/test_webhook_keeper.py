@@ -8,6 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
+from functools import partial
 
 import pytest
 
@@ -40,8 +41,11 @@ class Rig:
     async def look(self) -> str:
         said = await self.keeper.look()
         version = self.api.objects(SECRETS)[SECRET_NAMESPACE, SECRET_NAME]["metadata"]["resourceVersion"]
-        await until(lambda: [each.version for each in self.webhooks.secret.items.values()] == [version])
+        await until(lambda: self.watched(version))
         return said
+
+    def watched(self, version: str) -> bool:
+        return [each.version for each in self.webhooks.secret.items.values()] == [version]
 
     def check(self) -> None:
         verified(stored(self.api)["tls.crt"], bundle(self.api), HOST, self.now)
@@ -139,7 +143,7 @@ async def test_garbage_in_the_secret_is_replaced(api: FakeApi) -> None:
         ):
             raw = api.put(SECRETS, SECRET_NAME, SECRET_NAMESPACE, data=data)
             version = raw["metadata"]["resourceVersion"]
-            await until(lambda v=version: any(s.version == v for s in mine.webhooks.secret.items.values()))  # type: ignore[misc]
+            await until(partial(mine.watched, version))
             await mine.look()
             mine.check()
 

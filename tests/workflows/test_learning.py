@@ -23,7 +23,8 @@ class World:
     """What the ledger sees of Temporal: a clock, and activities of which only `learn` does anything."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now, self.learn_in, self.learned = 1000.0, None, 0
+        self.now, self.learned = 1000.0, 0
+        self.learn_in: float | None = None
         self.answer: Callable[[], Learned] = Learned
         self.ledger = Placement(PlacementState())
         stands_in = SimpleNamespace(
@@ -42,7 +43,7 @@ class World:
 
     async def round(self, learn_in: float | None) -> timedelta | None:
         """A round, and how long the ledger then sleeps when nobody pokes."""
-        self.learn_in = learn_in  # type: ignore[assignment]
+        self.learn_in = learn_in
         await self.ledger._round()
         return self.ledger._next_look()
 
