@@ -114,6 +114,8 @@ class ClusterCache:
         self._jobs_by_workload: ByOwner[tuple[str, str], JobView] = ByOwner(_workload)
         self._pods_by_workload: ByOwner[tuple[str, str], PodView] = ByOwner(_workload)
         self._known_since: dict[str, float] = {}  # Jobs, by the monotonic clock
+        # All Jobs but those that ended with their workload: they stay as long as it does, and tell nothing any more.
+        self.live_jobs: dict[str, JobView] = {}
         self.nodes: Reflector[NodeView] = Reflector(client, NODES, project=self._node)
         self.pods: Reflector[PodView] = Reflector(
             client, PODS, project=self._pod, field_selector=LIVE_PODS, on_change=self._pods_by_workload.change
@@ -210,7 +212,7 @@ class ClusterCache:
             now=now,
             nodes=tuple(self.nodes.items.values()),
             pods=tuple(self.pods.items.values()),
-            jobs=tuple(self._aged(uid, job, now) for uid, job in self.jobs.items.items()),
+            jobs=tuple(self._aged(uid, job, now) for uid, job in self.live_jobs.items()),
             workloads=tuple(self.workloads.items.values()),
             defaults=self.defaults,
             jobs_version=self.jobs.resource_version,
@@ -254,6 +256,9 @@ class ClusterCache:
         return views.pod_view(raw, self._settings.gpu_resource)
 
     def _workload_changed(self, change: Change[WorkloadView]) -> None:
+        if change.new is not None and change.new.finished:
+            for job in self.jobs_of(change.new.namespace, change.uid):
+                self._sort(job)
         if change.new is None and change.old is not None and change.old.ended is not None:
             self.departed[change.uid] = change.old
             if len(self.departed) > DEPARTED:
@@ -263,8 +268,18 @@ class ClusterCache:
         self._jobs_by_workload.change(change)
         if change.new is None:
             self._known_since.pop(change.uid, None)
+            self.live_jobs.pop(change.uid, None)
         else:
             self._known_since.setdefault(change.uid, time.monotonic())
+            self._sort(change.new)
+
+    def _sort(self, job: JobView) -> None:
+        """Whether the Job has anything left to tell."""
+        owner = self.workloads.items.get(job.workload_uid)
+        if job.finished and owner is not None and owner.finished and owner.namespace == job.namespace:
+            self.live_jobs.pop(job.uid, None)
+        else:
+            self.live_jobs[job.uid] = job
 
     def _settings_changed(self, change: Change[dict[str, Any]]) -> None:
         settings, problem = read_settings(change.new or {})

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from opentelemetry import metrics
@@ -23,6 +23,7 @@ from temporalio.common import WorkflowIDReusePolicy
 from temporalio.service import RPCError
 
 from activities.cache import ClusterCache
+from activities.endings import Endings
 from activities.messages import WorkloadState, workload_attributes, workload_id
 from activities.signatures import CARRY_OUT, STATUS_LIMIT, TASK_QUEUE, CarriedOut, CarryOut, Versions, WorkloadRef
 from activities.taking_back import TakingBack
@@ -43,7 +44,7 @@ from kube.events import EventRecorder
 from kube.resources import GPUWORKLOADS, JOBS
 from planning import jobs, status
 from planning.lifecycle import JOB_REFUSED
-from planning.model import Assignment, JobView, Preemption, Verdict, Waiting, Withdrawal, WorkloadView
+from planning.model import Assignment, Completion, JobView, Preemption, Verdict, Waiting, Withdrawal, WorkloadView
 from planning.placement import TEMPLATE_REFUSED, WAITING_FOR_PODS
 from planning.projection import Lag, lagging
 from planning.quota_status import QuotaLag, lagging_quotas
@@ -111,6 +112,7 @@ class Placements:
         self._temporal = temporal
         self._events = events
         self._taking_back = TakingBack(cache, kube, events, self._write)
+        self._endings = Endings(cache, kube, events, self._write)
 
     @activity.defn(name=CARRY_OUT)
     async def carry_out(self, request: CarryOut) -> CarriedOut:
@@ -118,25 +120,33 @@ class Placements:
         repeated.
         """
         done, decision = CarriedOut(), request.decision
-        withdrawn: set[str] = set()
         await self._cache.wait_synced()
         alive = asyncio.create_task(_heartbeat())
         try:
-            # First what is taken back: what that frees, later rounds give away.
-            await self._each(decision.preemptions, self._preempt)
-            await self._each(decision.withdrawals, lambda w: self._withdraw(w, withdrawn))
-            done.stale += [w.uid for w in decision.withdrawals if w.uid not in withdrawn]
-            await self._each(decision.assignments, lambda a: self._assign(a, request.traces.get(a.uid), done))
-            await self._each([*decision.verdicts, *done.refused], lambda v: self._tell(v, done))
-            await self._each(decision.examine, lambda entry: self._examine(entry, done))
-            await self._each(decision.waiting, self._tell_waiting)
-            await self._show(decision.assignments, done)
-            if self._cache.quotas.items:
-                lags, _ = await asyncio.to_thread(lagging_quotas, self._cache.snapshot(), request.lately)
-                await self._each(lags, self._show_quota)
+            # What ends concerns nobody who is placed; whoever fails, the others are done before it is told.
+            ends = self._each(decision.completions, lambda completion: self._end(completion, done))
+            failed = await asyncio.gather(self._place(request, done), ends, return_exceptions=True)
+            for each in failed:
+                if each is not None:
+                    raise each
         finally:
             alive.cancel()
         return done
+
+    async def _place(self, request: CarryOut, done: CarriedOut) -> None:
+        decision, withdrawn = request.decision, set[str]()
+        # First what is taken back: what that frees, later rounds give away.
+        await self._each(decision.preemptions, self._preempt)
+        await self._each(decision.withdrawals, lambda w: self._withdraw(w, withdrawn))
+        done.stale += [w.uid for w in decision.withdrawals if w.uid not in withdrawn]
+        await self._each(decision.assignments, lambda a: self._assign(a, request.traces.get(a.uid), done))
+        await self._each([*decision.verdicts, *done.refused], lambda v: self._tell(v, done))
+        await self._each(decision.examine, lambda entry: self._examine(entry, done))
+        await self._each(decision.waiting, self._tell_waiting)
+        await self._show(decision.assignments, done)
+        if self._cache.quotas.items:
+            lags, _ = await asyncio.to_thread(lagging_quotas, self._cache.snapshot(), request.lately)
+            await self._each(lags, self._show_quota)
 
     async def _each(self, entries: Iterable[T], do: Callable[[T], Awaitable[None]]) -> None:
         """Does all, some at a time. One that fails does not keep the others from being done, and one that is refused
@@ -273,11 +283,11 @@ class Placements:
         found = lagging(
             time.time(),
             self._cache.workloads.items.values(),
-            self._cache.jobs.items.values(),
+            self._cache.live_jobs.values(),
             self._cache.pods.items.values(),
             self._cache.nodes.items.values(),
         )
-        done.lagging = len(found) + bool(unseen)
+        done.lagging += len(found) + bool(unseen)
 
         async def write(lag: Lag) -> None:
             if await self._write(lag.view, advised(lag.status, lag.view, self._cache.recommendation(lag.view))):
@@ -293,11 +303,16 @@ class Placements:
                 if job is not None:
                     await delete_job(self._kube, job.namespace, job.name, job.uid, finished=False)
 
-    async def _write(self, view: WorkloadView, patch: status.Status) -> bool:
+    async def _write(self, view: WorkloadView, patch: Mapping[str, Any]) -> dict[str, Any] | None:
         raw = await write_status(self._kube, view, patch)
         if raw is not None:
             self._cache.workloads.observe(raw)
-        return raw is not None
+        return raw
+
+    async def _end(self, completion: Completion, done: CarriedOut) -> None:
+        ended = await self._endings.end(completion)
+        done.shown += ended
+        done.lagging += not ended
 
     async def _withdraw(self, withdrawal: Withdrawal, withdrawn: set[str]) -> None:
         if await self._taking_back.withdraw(withdrawal):

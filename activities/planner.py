@@ -49,7 +49,7 @@ class Planner:
             restored = await restored_to(self._kube, behind)
         ledger = request.ledger if restored is None else _after_restore(request.ledger, restored)
         snapshot, settings = self._cache.snapshot(), self._cache.settings
-        jobs = tuple(self._cache.jobs.items.values())
+        jobs = tuple(self._cache.live_jobs.values())
         began = time.perf_counter()
         # In a thread: a large queue takes a while, and the worker's watches must go on meanwhile.
         # Nobody else may have the memory: a round that took too long may still go on beside its repetition.

@@ -69,7 +69,7 @@ class Profiles:
             if mark.told > now - KEPT
         }
         ended = [*self._cache.workloads.items.values(), *self._cache.departed.values()]
-        return Learned(runs, written, next_due(ended, self._cache.jobs.items.values(), known, now))
+        return Learned(runs, written, next_due(ended, self._cache.live_jobs.values(), known, now))
 
     async def _write(self, profile: Profile, now: float) -> bool:
         """Whether it was written; if not, whoever was faster has the newer truth, or it is refused for now."""

@@ -7,23 +7,19 @@ node that is drained; when they are gone, a later round withdraws it. Each step 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
 
 from temporalio import activity
 
 from activities.cache import ClusterCache
-from activities.writes import delete_job, mark_withdrawn, reference, suspend_job
+from activities.writes import Write, delete_job, mark_withdrawn, reference, suspend_job
 from kube.client import KubeClient
 from kube.errors import NotFound
 from kube.events import EventRecorder
 from kube.resources import JOBS
 from planning import status
 from planning.lifecycle import PREEMPTED, Step
-from planning.model import Preemption, Turn, Withdrawal, WorkloadView
+from planning.model import Preemption, Turn, Withdrawal
 from planning.views import job_view
-
-# Writes a status, so that the cache knows it too; whether it did.
-Write = Callable[[WorkloadView, status.Status], Awaitable[bool]]
 
 
 class TakingBack:

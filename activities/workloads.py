@@ -15,9 +15,10 @@ from temporalio.client import Client
 from temporalio.common import WorkflowIDReusePolicy
 
 from activities.cache import ClusterCache, restored_to
+from activities.endings import tell
 from activities.messages import PlacementState, Requeue, placement_attributes, placement_id
 from activities.signatures import FOLLOW, HAND_BACK, TASK_QUEUE, Followed, FollowRequest, HandBack
-from activities.writes import delete_job, reference, remove_finalizer, write_status
+from activities.writes import delete_job, remove_finalizer, write_status
 from kube.client import KubeClient
 from kube.errors import NotFound
 from kube.events import EventRecorder
@@ -39,18 +40,9 @@ CATCH_UP = 6.0
 LOOK_AGAIN = 30.0
 
 _meter = metrics.get_meter("berth.worker")
-_failed = _meter.create_counter("warp_gpuworkload_failed", description="Failures of GPUWorkloads, by reason")
-_retries = _meter.create_counter("warp_gpuworkload_retries", description="Retries granted after a failure, by reason")
 _seconds = _meter.create_histogram(
     "warp_gpuworkload_reconcile_duration", unit="s", description="Duration of one look at a GPUWorkload, by result"
 )
-
-_TOLD = {
-    "finish": ("Normal", "Finish"),
-    "retry": ("Warning", "Retry"),
-    "again": ("Normal", "Requeue"),
-    "suspend": ("Normal", "Suspend"),
-}
 
 
 class Workloads:
@@ -120,7 +112,7 @@ class Workloads:
                     return await self._look(request, behind=behind, anew=True)
                 return Followed("wait", view.phase, step.message, request.turn, 2.0, step.node)
             self._cache.workloads.observe(raw)
-            self._tell(step, view)
+            tell(self._events, step, view)
         match step.kind:
             case "follow":
                 await self._delete(step, namespace, request.ref.uid)
@@ -207,33 +199,3 @@ class Workloads:
         finished = {job.uid for job in self._cache.jobs_of(namespace, uid) if job.finished}
         for job in step.delete:
             await delete_job(self._kube, namespace, job.name, job.uid, finished=job.uid in finished)
-
-    def _tell(self, step: Step, view: WorkloadView) -> None:
-        """An Event, a line in the log and the counters, once for each status that was really written."""
-        if step.failure:
-            _failed.add(1, {"reason": step.failure})
-        if step.kind == "retry":
-            _retries.add(1, {"reason": step.failure})
-        if step.kind in _TOLD:
-            log.info(
-                "GPUWorkload %s/%s: %s, %s: %s",
-                view.namespace,
-                view.name,
-                step.phase,
-                step.reason or step.kind,
-                step.message,
-            )
-            kind, action = _TOLD[step.kind]
-            if step.phase == "Failed":
-                kind = "Warning"
-            self._events.record(
-                regarding=reference(view),
-                type="Warning" if kind == "Warning" else "Normal",
-                reason=step.reason or step.phase,
-                action=action,
-                note=step.message,
-            )
-        elif step.reason in ("NodeNotReady", "NodeGone", "NodeOutOfService"):
-            self._events.record(
-                regarding=reference(view), type="Warning", reason=step.reason, action="Follow", note=step.message
-            )

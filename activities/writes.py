@@ -4,7 +4,7 @@ looked at, so that a late writer never undoes a newer truth.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from crds.gpuworkload import API_VERSION, KIND
@@ -13,6 +13,9 @@ from kube.errors import Conflict, Invalid, NotFound
 from kube.resources import GPUQUOTAS, GPUWORKLOADS, JOBS, ObjectRef
 from planning.model import QuotaView, WorkloadView
 from planning.naming import FINALIZER, PREEMPTED_ANNOTATION, WITHDRAWN_ANNOTATION
+
+# Writes a workload's status, so that the cache knows it too; the object as it is then, or None as `write_status` does.
+Write = Callable[[WorkloadView, Mapping[str, Any]], Awaitable[dict[str, Any] | None]]
 
 
 def reference(view: WorkloadView) -> ObjectRef:

@@ -270,7 +270,7 @@ class Bench:
     def _histories(self, found: measure.Histories) -> None:
         count = max(1, len(found.events))
         values = {
-            "workflows": len(found.events),
+            "workflows": found.workflows,
             "still_open": found.still_open,
             "events_mean": round(sum(found.events) / count, 2),
             "events_max": max(found.events, default=0),

@@ -55,6 +55,7 @@ class Controller:
         self._tidying: dict[str, asyncio.TimerHandle] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._temporal_away = ""
+        self._followed: set[str] | None = None  # UIDs of workloads whose workflow may be open; None before the sweep
         self._jobs_by_workload: ByOwner[str, JobDigest] = ByOwner(lambda job: job.workload_uid)
         self.poker = Poker(temporal, pool=pool, skip=self._is_tombstone, recovered=self._sweep_now.set)
         self.workloads: Reflector[WorkloadDigest] = Reflector(
@@ -146,8 +147,10 @@ class Controller:
         route = sweep.repairs(self.workloads.items, jobs, followed)
         # What is found here a worker whose watches come back later does not know yet, and nobody tells it again. It is
         # told an object's version, for whoever waited for the list's might wait for a bookmark.
-        self.poker.concern(route, "gpuworkloads", self.workloads.newest)
-        self.poker.concern(route, "jobs", self.jobs.newest)
+        # Visibility is a moment behind: who was begun since may be missing in it.
+        self._followed = {uid for uid in followed | (self._followed or set()) if uid in self.workloads.items}
+        self._concern(route, "gpuworkloads", self.workloads.newest)
+        self._concern(route, "jobs", self.jobs.newest)
         tidied = await sweep.tidy_tombstones(self._kube, self.workloads.items, jobs, followed)
         log.info("sweep: %d workloads poked, %d leftovers removed", len(route.workloads), tidied)
 
@@ -179,6 +182,9 @@ class Controller:
             if waited < self._resync:
                 self._tidy_later(uid, 2 * waited)
 
+    def _may_be_followed(self, uid: str) -> bool:
+        return self._followed is None or uid in self._followed
+
     def _is_tombstone(self, uid: str) -> bool:
         workload = self.workloads.items.get(uid)
         return workload is not None and workload.finished
@@ -186,7 +192,10 @@ class Controller:
     def _workload_changed(self, change: Change[WorkloadDigest]) -> None:
         if change.uid not in self._tidying and self._littered(change.uid):
             self._tidy_later(change.uid, TIDY_AFTER)
-        route = on_workload(change.uid, change.old, change.new, self._jobs_by_workload.of(change.uid))
+        followed, jobs = self._may_be_followed(change.uid), self._jobs_by_workload.of(change.uid)
+        route = on_workload(change.uid, change.old, change.new, jobs, followed=followed)
+        if self._followed is not None and (change.new is None or change.new.finished):
+            self._followed.discard(change.uid)
         if route is NOBODY or not self.synced:
             return
         with _tracer.start_as_current_span("watch GPUWorkload", attributes={"gpuworkload.uid": change.uid}):
@@ -194,13 +203,14 @@ class Controller:
             _propagator.inject(carrier)
         traceparent = carrier.get("traceparent")
         trace = (change.uid, traceparent) if traceparent else None
-        self.poker.concern(route, "gpuworkloads", change.resource_version, trace=trace)
+        self._concern(route, "gpuworkloads", change.resource_version, trace=trace)
 
     def _job_changed(self, change: Change[JobDigest]) -> None:
         self._jobs_by_workload.change(change)
         job = change.new or change.old
         workload = None if job is None else self.workloads.items.get(job.workload_uid)
-        self._tell(on_job(change.old, change.new, workload), "jobs", change.resource_version)
+        followed = job is not None and self._may_be_followed(job.workload_uid)
+        self._tell(on_job(change.old, change.new, workload, followed=followed), "jobs", change.resource_version)
 
     def _node_changed(self, change: Change[NodeDigest]) -> None:
         def jobs_on(node: str) -> list[JobDigest]:
@@ -221,7 +231,12 @@ class Controller:
     def _tell(self, route: Route, kind: str, version: int) -> None:
         # The first list is not news: the sweep that follows it looks at everything at once.
         if self.synced:
-            self.poker.concern(route, kind, version)
+            self._concern(route, kind, version)
+
+    def _concern(self, route: Route, kind: str, version: int, *, trace: tuple[str, str] | None = None) -> None:
+        if self._followed is not None:
+            self._followed.update(poke.uid for poke in route.workloads if poke.begin)
+        self.poker.concern(route, kind, version, trace=trace)
 
 
 def _generation(raw: dict[str, Any]) -> int:

@@ -13,7 +13,7 @@ import math
 import random
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from opentelemetry import metrics
 from temporalio.client import Client
@@ -103,6 +103,7 @@ class Poker:
         """Two pokes of one workload become one: it begins a workflow if either would."""
         if older is not None:
             poke = older.poke if older.poke.begin and not newer.poke.begin else newer.poke
+            poke = replace(poke, ended=older.poke.ended or newer.poke.ended)
             newer = _Due(poke, newest(older.seen, newer.seen))
         self._workloads[newer.poke.uid] = newer
 
@@ -168,7 +169,8 @@ class Poker:
 
         async def one(uid: str, due: _Due) -> None:
             async with gate:
-                if self._skip(uid) or await self._attempt(self._poke_workload(due), "workload"):
+                nobody = self._skip(uid) and not due.poke.ended
+                if nobody or await self._attempt(self._poke_workload(due), "workload"):
                     del left[uid]
 
         try:
@@ -209,7 +211,7 @@ class Poker:
     async def _poke_workload(self, due: _Due) -> None:
         poke = due.poke
         ref = WorkloadRef(poke.uid, poke.namespace, poke.name)
-        if poke.begin:
+        if poke.begin and not poke.ended:
             try:
                 # A plain start, not signal-with-start: the first look needs no signal, which saves an event.
                 await self._client.start_workflow(

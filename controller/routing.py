@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from controller.digests import JobDigest, NodeDigest, WorkloadDigest
+from planning import endings
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadPoke:
     """`begin`: start the workflow if none is open; else only an open one hears of it. `node` and `phase` are what a
-    workflow shows from its start, so that it need not write them later.
+    workflow shows from its start, so that it need not write them later. `ended`: by the ledger, of which a workflow
+    that is open does not know; nothing else goes to a tombstone.
     """
 
     uid: str
@@ -24,6 +26,7 @@ class WorkloadPoke:
     begin: bool
     node: str = ""
     phase: str = "Running"
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +38,24 @@ class Route:
 NOBODY = Route()
 
 
-def on_workload(uid: str, old: WorkloadDigest | None, new: WorkloadDigest | None, jobs: Iterable[JobDigest]) -> Route:
-    """A GPUWorkload was added, changed or deleted; `jobs` are its Jobs as far as the controller knows."""
+def on_workload(
+    uid: str,
+    old: WorkloadDigest | None,
+    new: WorkloadDigest | None,
+    jobs: Iterable[JobDigest],
+    *,
+    followed: bool = False,
+) -> Route:
+    """A GPUWorkload was added, changed or deleted; `jobs` are its Jobs as far as the controller knows. `followed`:
+    whether its workflow may be open.
+    """
     if new is None:
         if old is None or old.finished:
             return NOBODY
         return Route(ledger=True, workloads=(WorkloadPoke(uid, old.namespace, old.name, begin=False),))
     if new.finished:
+        if followed and old is not None and not old.finished and any(ends_plainly(job, new) for job in jobs):
+            return Route(workloads=(WorkloadPoke(uid, new.namespace, new.name, begin=False, ended=True),))
         return NOBODY  # a tombstone: nothing is ever started for it again
     if new.deleting:
         if old is not None and old.deleting:
@@ -58,8 +72,19 @@ def on_workload(uid: str, old: WorkloadDigest | None, new: WorkloadDigest | None
     return Route(ledger=True, workloads=(poke,))
 
 
-def on_job(old: JobDigest | None, new: JobDigest | None, workload: WorkloadDigest | None) -> Route:
-    """A Job of ours changed; `workload` is its owner as far as the controller knows."""
+def ends_plainly(job: JobDigest, workload: WorkloadDigest) -> bool:
+    """Whether the ledger tells of this Job's end, and nobody else need look."""
+    return endings.ends_plainly(
+        attempt=job.attempt, complete=job.complete, generation=workload.generation, deleting=workload.deleting
+    )
+
+
+def on_job(
+    old: JobDigest | None, new: JobDigest | None, workload: WorkloadDigest | None, *, followed: bool = True
+) -> Route:
+    """A Job of ours changed; `workload` is its owner as far as the controller knows. `followed`: whether its workflow
+    may be open.
+    """
     job = new or old
     if job is None or (workload is not None and workload.finished):
         # A tombstone's Job that goes unfinished frees its place; a finished one did so when it finished.
@@ -80,6 +105,8 @@ def on_job(old: JobDigest | None, new: JobDigest | None, workload: WorkloadDiges
         return Route(ledger=True, workloads=(replace(poke, begin=alive and not job.finished),))
     if new.finished and not (old is not None and old.finished):
         # A Job claims its GPUs until it is finished, a moment after its pod has gone.
+        if workload is not None and ends_plainly(new, workload) and not followed:
+            return Route(ledger=True)
         return Route(ledger=True, workloads=(replace(poke, phase="Succeeded") if new.complete else poke,))
     if old is None and workload is not None and workload.generation > 1 and not workload.caught_up:
         return Route(workloads=(poke,))  # made for a spec that was edited meanwhile; the edit was seen before the Job

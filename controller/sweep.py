@@ -25,7 +25,7 @@ from activities.messages import PlacementState, Requeue, placement_id, workload_
 from activities.writes import delete_job, remove_finalizer
 from controller.digests import JobDigest, WorkloadDigest
 from controller.outage import reason
-from controller.routing import Route, WorkloadPoke
+from controller.routing import Route, WorkloadPoke, ends_plainly
 from kube.client import KubeClient
 from kube.errors import Conflict, KubeError, NotFound
 from kube.resources import GPUWORKLOADS
@@ -55,8 +55,12 @@ def repairs(workloads: Mapping[str, WorkloadDigest], jobs: Mapping[str, list[Job
     pokes: list[WorkloadPoke] = []
     for uid, workload in workloads.items():
         if workload.finished:
+            if uid in followed:
+                pokes.append(WorkloadPoke(uid, workload.namespace, workload.name, begin=False, ended=True))
             continue
         mine = [job for job in jobs.get(uid, ()) if job.namespace == workload.namespace]
+        if uid not in followed and len(mine) == 1 and ends_plainly(mine[0], workload):
+            continue  # the ledger is poked in any case
         telling = any(job.telling for job in mine)
         unseen = not workload.caught_up or telling
         # Of a first spec's Job that goes on, the ledger tells; an edit is for the workload's own workflow.
@@ -142,7 +146,7 @@ def littered(workload: WorkloadDigest | None, jobs: Iterable[JobDigest]) -> bool
         workload is not None
         and workload.finished
         and workload.deleting
-        and (workload.finalizer or any(True for _ in jobs))
+        and (workload.finalizer or any(not job.finished for job in jobs))
     )
 
 
@@ -156,9 +160,9 @@ async def tidy_tombstones(
             continue
         try:
             for job in jobs.get(uid, []):
-                if job.deleting or job.namespace != workload.namespace:
-                    continue
-                await delete_job(kube, job.namespace, job.name, job.uid, finished=job.finished)
+                if job.deleting or job.finished or job.namespace != workload.namespace:
+                    continue  # one that ended stays as long as its workload
+                await delete_job(kube, job.namespace, job.name, job.uid, finished=False)
                 repaired += 1
             if workload.finalizer:
                 raw = await kube.get(GPUWORKLOADS, workload.name, workload.namespace)

@@ -74,7 +74,8 @@ class Step:
     """What to do next, and what to tell.
 
     follow     the Job goes on; set its deadline to `deadline` when `patch_deadline`
-    finish     write the tombstone (`phase`), then delete `delete` and remove the finalizer
+    finish     write the tombstone (`phase`), then delete `delete` and remove the finalizer; the Job that ended last
+               stays with its pods, whose logs somebody will want, until the workload goes
     retry      a failure was counted: back to the queue with `turn` after `delay` seconds, and delete `delete`
     again      nothing was counted: back to the queue with `turn` at once, and delete `delete`
     withdrawn  the same, but the ledger took the Job back and tells of it itself
@@ -127,14 +128,15 @@ def next_step(observation: Observation, turn: Turn, verdict: Verdict | None, jit
     if workload is None:
         return Step("gone", turn, reason="Deleted", message="the workload is gone", delete=refs, done=not refs)
     if workload.finished:
-        return _tombstone_again(workload, turn, refs)
+        return _tombstone_again(workload, turn, _litter(observation.jobs))
     if workload.deleting:
         return _tear_down(observation, workload, turn, refs)
 
     case = _Case(observation, turn, jitter, workload.spec.retry_policy if workload.spec else RetryPolicy(), refs)
     newest = max(observation.jobs, key=lambda job: (job.attempt, job.created, job.name), default=None)
     if newest is not None and newest.finished == "Complete":
-        return _of(newest, "finish", case, phase="Succeeded", reason="Completed", message=_done(newest), delete=refs)
+        step = _of(newest, "finish", case, phase="Succeeded", reason="Completed", message=_done(newest))
+        return replace(step, delete=_litter(observation.jobs))
     reached = newest.attempt if newest else -1
     if verdict is not None and verdict.turn.attempt >= turn.attempt and verdict.turn.attempt > reached:
         counted = Turn(verdict.turn.attempt, max(verdict.turn.retries, turn.retries))
@@ -186,6 +188,13 @@ def _edited(workload: WorkloadView, job: JobView) -> bool:
     return bool(job.spec_hash) and workload.spec is not None and job.spec_hash != spec_hash(workload.spec)
 
 
+def _litter(jobs: tuple[JobView, ...]) -> tuple[JobRef, ...]:
+    """What an end removes: all Jobs but the one that ended last."""
+    ended = [job for job in jobs if job.finished and not job.deleting]
+    last = max(ended, key=lambda job: (job.attempt, job.created, job.name), default=None)
+    return tuple(JobRef(job.name, job.uid) for job in jobs if job is not last)
+
+
 def _tombstone_again(workload: WorkloadView, turn: Turn, refs: tuple[JobRef, ...]) -> Step:
     """What was decided once stays decided; only what it left behind is removed."""
     status = workload.status
@@ -214,12 +223,12 @@ def _tear_down(seen: Observation, workload: WorkloadView, turn: Turn, refs: tupl
 
 def _failed(case: _Case, job: JobView) -> Step:
     """A Job that failed: which cause, and whether it is counted."""
-    node, refs = case.seen.node, case.refs
+    node = case.seen.node
     if job.reason == "DeadlineExceeded":
         limit = f" of {job.active_deadline} s" if job.active_deadline else ""
         message = f"Job {job.name} ran beyond its activeDeadlineSeconds{limit} on node {job.node}; this is not retried"
-        step = _of(job, "finish", case, phase="Failed", reason=DEADLINE_EXCEEDED, message=message, delete=refs)
-        return replace(step, failure=_METRIC[DEADLINE_EXCEEDED])
+        step = _of(job, "finish", case, phase="Failed", reason=DEADLINE_EXCEEDED, message=message)
+        return replace(step, failure=_METRIC[DEADLINE_EXCEEDED], delete=_litter(case.seen.jobs))
     base = _of(job, "retry", case)
     if job.reason == "PodFailurePolicy":
         if node is None:
@@ -242,7 +251,7 @@ def _count(case: _Case, turn: Turn, reason: str, cause: str, base: Step) -> Step
         used = "the only retry is used" if limit == 1 else f"all {limit} retries are used"
         return replace(
             base, kind="finish", phase="Failed", reason=MAX_RETRIES_EXCEEDED, turn=turn, failure=failure,
-            message=f"{used}; the last cause: {cause}", delete=case.refs,
+            message=f"{used}; the last cause: {cause}", delete=_litter(case.seen.jobs),
             finished_at=base.finished_at or case.seen.now,
         )  # fmt: skip
     wait = delay(case.policy.backoff_seconds, turn.retries, case.jitter)

@@ -350,6 +350,16 @@ class Preemption:
 
 
 @dataclass(frozen=True, slots=True)
+class Completion:
+    """A workload whose first Job completed: it ends with it, and nothing is left to decide."""
+
+    uid: str
+    namespace: str
+    name: str
+    job_name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """What one round decided. The ledger applies it as it stands; nothing of it is decided again."""
 
@@ -368,3 +378,4 @@ class Decision:
     preemptions: list[Preemption] = field(default_factory=list)
     cleared: list[str] = field(default_factory=list)  # UIDs for which nobody is being stopped any more
     lately: dict[str, Lately] = field(default_factory=dict)  # of all tenants, where it was reckoned anew
+    completions: list[Completion] = field(default_factory=list)

@@ -13,6 +13,7 @@ from itertools import chain
 from crds.settings import Settings
 from planning import status
 from planning.capacity import Belongings, holdings, room, standing
+from planning.endings import completions
 from planning.floor import Floor, Wish
 from planning.jobs import refusal as spec_refusal
 from planning.lifecycle import PREEMPTED, WITHDRAWN
@@ -62,6 +63,7 @@ def decide(
     for withdrawal in withdrawals(snapshot, mine, settings):
         if told.affords(withdrawal.message):
             told.decision.withdrawals.append(withdrawal)
+    ended, told.more = completions(snapshot, mine)
     queue = _queue(snapshot, ledger, settings, mine, promised, memory, told)
     held = list(holdings(snapshot, promised, mine))
     floor = Floor(snapshot, settings, room(snapshot.nodes, held), memory)
@@ -101,6 +103,7 @@ def decide(
         reconsidered=reconsidered,
         wake_after=min((seconds for seconds in due if seconds is not None), default=None),
         lately=_lately(books, ledger, snapshot.now),
+        completions=ended,
         cleared=[uid for uid in ledger.clearing if uid not in turns.awaiting and uid not in waiting],
     )
 

@@ -63,6 +63,7 @@ def _effects(decision: Decision, lagging: int, quotas: int) -> dict[str, int]:
         "preempted": len(decision.preemptions),
         "withdrawn": len(decision.withdrawals),
         "impossible": len(decision.verdicts),
+        "ended": len(decision.completions),
         "told to wait": len(decision.waiting),
         "examined": len(decision.examine),
         "shown": lagging,

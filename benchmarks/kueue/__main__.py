@@ -88,7 +88,7 @@ def _values(outcome: Outcome, details: ours.Details | None) -> dict[str, Any]:
             "admitted_seconds": round(details.admitted, 2),
             "ended_seconds": round(details.ended, 2),
             "histories": {
-                "workflows": len(found.events),
+                "workflows": found.workflows,
                 "still_open": found.still_open,
                 "events_mean": round(sum(found.events) / max(1, len(found.events)), 2),
                 "events_max": max(found.events, default=0),

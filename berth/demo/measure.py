@@ -76,7 +76,9 @@ def writes_between(before: Counter[Request], after: Counter[Request]) -> dict[st
 
 @dataclass(frozen=True, slots=True)
 class Histories:
-    """Sizes of workflow histories: of each closed workload's own, and of the shared ledger (all of its runs)."""
+    """Sizes of workflow histories: of each workload's own (0: it never had one), and of the shared ledger (all of its
+    runs).
+    """
 
     events: tuple[int, ...] = ()
     size: tuple[int, ...] = ()
@@ -85,16 +87,20 @@ class Histories:
     ledger_bytes: int = 0
     ledger_runs: int = 0
 
+    @property
+    def workflows(self) -> int:
+        return sum(1 for events in self.events if events)
 
-async def histories(client: Client, namespace: str | None, expected: int, timeout: float = 15.0) -> Histories:
-    """Reads them from Temporal; waits for `expected` workflows of that Kubernetes namespace (None: of all) to be known
-    and closed.
 
-    Temporal's list is some moments late, more so after much work: it tells which workflows there are, and whatever it
-    still calls open is asked for itself.
+async def histories(client: Client, namespace: str | None, workloads: int, timeout: float = 15.0) -> Histories:
+    """Reads from Temporal those of `workloads` that have ended in that Kubernetes namespace (None: in all).
+
+    Temporal's list is some moments late, more so after much work: so it is read until it stays the same, and whatever
+    it still calls open is asked for itself.
     """
     deadline = time.monotonic() + timeout
     query = 'BerthKind = "GPUWorkload"' + ("" if namespace is None else f' AND BerthNamespace = "{namespace}"')
+    known = -1
     while True:
         events: Counter[str] = Counter()
         size: Counter[str] = Counter()
@@ -112,11 +118,12 @@ async def histories(client: Client, namespace: str | None, expected: int, timeou
             else:
                 events[described.id] += described.history_length
                 size[described.id] += described.raw_info.history_size_bytes
-        if (len(events) >= expected and not still_open) or time.monotonic() > deadline:
+        if (len(events) == known and not still_open) or time.monotonic() > deadline:
             break
-        await asyncio.sleep(0.5)
-    ledger = await _ledger(client)
-    return Histories(tuple(events.values()), tuple(size.values()), still_open, *ledger)
+        known = len(events)
+        await asyncio.sleep(2.0)
+    ledger, none = await _ledger(client), (0,) * max(0, workloads - len(events))
+    return Histories((*events.values(), *none), (*size.values(), *none), still_open, *ledger)
 
 
 async def _describe(client: Client, runs: Sequence[WorkflowExecution]) -> list[WorkflowExecutionDescription]:

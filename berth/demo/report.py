@@ -114,7 +114,7 @@ def figures(
             "node_overcommitted": fleet.overcommitted,
         },
         "histories": {
-            "workflows": len(histories.events),
+            "workflows": histories.workflows,
             "still_open": histories.still_open,
             "ledger_events": histories.ledger_events,
             "ledger_bytes": histories.ledger_bytes,

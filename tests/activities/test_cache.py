@@ -10,6 +10,7 @@ from activities.cache import ByOwner, ClusterCache, Specs
 from kube.reflector import Change
 from planning.model import PodView, Resources
 from planning.views import workload_view
+from tests.planning.builders import job, workload
 
 SPEC = {"modelName": "m", "gpuCount": 1, "retryPolicy": {"maxRetries": 2, "backoffSeconds": 5}}
 
@@ -49,6 +50,23 @@ async def test_of_another_namespace_nobody_can_pose_as_ones_own() -> None:
         cache.pods._put(pod.uid, 1, pod)
     assert (cache.pods_of("a", "u"), cache.pods_of("b", "u"), cache.pods_of("c", "u")) == ((real,), (forged,), ())
     assert cache.pods_of("a", "") == ()
+
+
+async def test_a_job_that_ended_with_its_workload_costs_the_rounds_nothing_any_more() -> None:
+    cache = ClusterCache(cast(Any, None))
+    done = job("a", "n", finished="Complete")
+    for each in (done, job("b", "n"), replace(done, uid="forged", namespace="other")):
+        cache.jobs._put(each.uid, 1, each)
+    for uid in "ab":
+        cache.workloads._put(uid, 2, workload(uid))
+    assert set(cache.live_jobs) == {done.uid, "b-job-0", "forged"}
+    for uid in "ab":
+        cache.workloads._put(uid, 3, workload(uid, status={"phase": "Succeeded"}))
+    assert set(cache.live_jobs) == {"b-job-0", "forged"}, "one that goes on still has its place"
+    cache.jobs._put(done.uid, 4, done)
+    assert set(cache.live_jobs) == {"b-job-0", "forged"} and cache.jobs_of("ns", "a") == (done,)
+    cache.jobs._remove("b-job-0", 5)
+    assert set(cache.live_jobs) == {"forged"}
 
 
 def test_who_changes_hands_or_goes_is_its_former_owners_no_more() -> None:

@@ -19,6 +19,7 @@ from kube.resources import JOBS
 from planning.ledger import after_carrying_out, after_deciding
 from planning.model import (
     Assignment,
+    Completion,
     Decision,
     JobView,
     Ledger,
@@ -58,8 +59,8 @@ class Cache:
     settings = Settings()
 
     def __init__(self, *workloads: WorkloadView, jobs: tuple[JobView, ...] = ()) -> None:
-        self.workloads, self.jobs, self.pods, self.nodes = Kept(*workloads), Kept(*jobs), Kept(), Kept()
-        self.quotas = Kept()
+        self.workloads, self.pods, self.nodes, self.quotas = Kept(*workloads), Kept(), Kept(), Kept()
+        self.live_jobs = {job.uid: job for job in jobs}
         self.recommended: Recommendation | None = None
 
     def recommendation(self, _: WorkloadView) -> Recommendation | None:
@@ -67,6 +68,9 @@ class Cache:
 
     async def reach(self, *_: object) -> dict[str, int]:
         return {}
+
+    def jobs_of(self, namespace: str, uid: str) -> tuple[JobView, ...]:
+        return tuple(job for job in self.live_jobs.values() if (job.namespace, job.workload_uid) == (namespace, uid))
 
     async def wait_synced(self) -> None:
         return None
@@ -99,11 +103,15 @@ RUNNING = JobView(
 
 
 class Server:
-    """Takes status patches, and refuses them by `conflicts`."""
+    """Has one workload and takes its patches, or refuses them by `conflicts`."""
 
     def __init__(self, conflicts: int = 0) -> None:
         self.conflicts = conflicts
         self.patches: list[dict[str, Any]] = []
+        self.raw = stored()
+
+    async def get(self, *_: Any) -> dict[str, Any]:
+        return self.raw
 
     async def merge_patch(
         self, kind: Any, name: str, namespace: str, body: dict[str, Any], **__: Any
@@ -112,9 +120,11 @@ class Server:
             self.conflicts -= 1
             raise Conflict("it changed", reason="Conflict", request=name)
         self.patches.append(body)
-        raw = stored(version=8)
-        raw["status"] |= {key: value for key, value in body["status"].items() if value is not None}
-        return raw
+        told = {key: value for key, value in body.get("status", {}).items() if value is not None}
+        version = str(int(self.raw["metadata"]["resourceVersion"]) + 1)
+        metadata = {**self.raw["metadata"], **body["metadata"], "resourceVersion": version}
+        self.raw = {**self.raw, "metadata": metadata, "status": {**self.raw["status"], **told}}
+        return self.raw
 
 
 @pytest.mark.parametrize("attempt", [1, ATTEMPTS, 100])
@@ -341,6 +351,34 @@ async def test_what_is_recommended_is_shown_with_the_rest_and_costs_no_write() -
     cache.recommended = replace(cache.recommended, gpu_count=2)
     await carry_out(Decision(), cache=cache, kube=server)
     assert len(server.patches) == 1
+
+
+def completed(server: Server, **changes: Any) -> Cache:
+    return Cache(workload_view(server.raw), jobs=(replace(RUNNING, ready=False, finished="Complete", **changes),))
+
+
+COMPLETION = Decision(completions=[Completion("u", "ns", "w", "w-u-0")])
+
+
+async def test_a_workload_whose_first_job_completed_ends_with_two_writes_however_often_it_is_tried() -> None:
+    server = Server()
+    cache = completed(server)
+    for _ in range(2):
+        done = await carry_out(COMPLETION, cache=cache, kube=server)
+        assert (done.lagging, done.shown) == (0, 1)
+    ended, let_go = server.patches
+    assert (ended["status"]["phase"], ended["metadata"]["resourceVersion"]) == ("Succeeded", "7")
+    assert let_go["metadata"]["finalizers"] == []
+
+
+async def test_an_end_that_is_not_as_it_was_decided_upon_is_decided_again() -> None:
+    server = Server(conflicts=1)
+    assert (await carry_out(COMPLETION, cache=completed(server), kube=server)).lagging == 1
+    cache = Cache(workload_view(stored()), jobs=(replace(RUNNING, attempt=0),))
+    cache.live_jobs["older"] = replace(RUNNING, uid="older", finished="Complete", attempt=-1)
+    assert (await carry_out(COMPLETION, cache=cache, kube=server)).lagging >= 1
+    assert [p for p in server.patches if p.get("status", {}).get("phase") == "Succeeded"] == []
+    assert (await carry_out(COMPLETION, cache=Cache(), kube=server)).lagging == 0, "gone"
 
 
 async def test_a_status_that_changed_meanwhile_is_left_to_the_next_round() -> None:

@@ -26,7 +26,8 @@ class Cache:
     """A picture of the Jobs at one version."""
 
     def __init__(self, seen: Snapshot) -> None:
-        self.settings, self.jobs, self.departed = SETTINGS, SimpleNamespace(items={}), dict[str, WorkloadView]()
+        self.settings, self.departed = SETTINGS, dict[str, WorkloadView]()
+        self.live_jobs = {job.uid: job for job in seen.jobs}
         self._seen = seen
 
     async def reach(self, versions: Versions, _: float) -> Versions:

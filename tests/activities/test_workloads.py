@@ -173,7 +173,7 @@ async def test_success_asks_for_no_list() -> None:
     ended = replace(REAL, finished="Complete", ready=False, finished_at=time.time())
     assert (await look("ns", server, (ended,))).next == "end"
     assert (server.listed, server.patched, server.deleted, server.finalizers) == (
-        [], [("ns", "Succeeded")], [("ns", "w-u-0")], [[]],
+        [], [("ns", "Succeeded")], [], [[]],
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.messages import workload_id
+from activities.messages import placement_id, workload_id
 from berth.process import ProcessOptions, connect_temporal
 from crds.gpuworkload import API_VERSION, KIND
 from kube.client import KubeClient
@@ -139,8 +139,10 @@ class Tenant:
         (pod,) = [p for p in await self.pods() if p["metadata"]["labels"].get(WORKLOAD_LABEL) == workload]
         return str(pod["metadata"]["name"])
 
-    async def empty(self, seconds: float = 30.0) -> None:
-        """Waits until neither Jobs nor pods are left in the namespace."""
+    async def empty(self, seconds: float = 90.0) -> None:
+        """Waits until neither Jobs nor pods are left in the namespace. What belonged to a workload that had ended is
+        left to Kubernetes' garbage collector, which looks for new kinds every half minute.
+        """
 
         async def nothing() -> bool:
             return not await self.jobs() and not await self.pods()
@@ -173,11 +175,28 @@ class Tenant:
         return described.status == WorkflowExecutionStatus.RUNNING
 
     async def history(self, uid: str) -> list[str]:
-        """The event types of the workload's workflow, once that has ended (a moment after the status says so)."""
+        """The event types of the workload's workflow, once that has ended (a moment after the status says so); none if
+        it never had one.
+        """
         handle = self.temporal.get_workflow_handle(workload_id(uid))
-        async with asyncio.timeout(10):
-            await handle.result()
+        try:
+            async with asyncio.timeout(10):
+                await handle.result()
+        except RPCError as missing:
+            if missing.status != RPCStatusCode.NOT_FOUND:
+                raise
+            return []
         return [type_name(event.event_type) async for event in handle.fetch_history_events()]
+
+    async def completions(self) -> set[str]:
+        """UIDs of the workloads that the ledger ended, as its history has them."""
+        ended: set[str] = set()
+        async for event in self.temporal.get_workflow_handle(placement_id("default")).fetch_history_events():
+            for payload in event.activity_task_completed_event_attributes.result.payloads:
+                found = json.loads(payload.data)
+                if isinstance(found, dict) and "decision" in found:
+                    ended |= {each["uid"] for each in found["decision"]["completions"]}
+        return ended
 
     async def events(self, name: str) -> list[dict[str, Any]]:
         items, _ = await self.kube.list(EVENTS, self.namespace)

@@ -278,7 +278,7 @@ def test_berths_side_runs_to_the_end_and_counts_what_it_wrote(tmp_path: Path, li
     found, details = ours.run(ours.Asked(TINY, limited, quotas=False, timeout=120.0), tmp_path)
     assert TINY.workloads == 8
     assert found.writes["POST jobs.batch"] == found.writes["PATCH jobs.batch/status"] == 8
-    assert found.writes["POST gpuworkloads.gpu.warp.dev"] == found.writes["DELETE jobs.batch"] == 8
+    assert found.writes["POST gpuworkloads.gpu.warp.dev"] == 8 and "DELETE jobs.batch" not in found.writes
     assert set(found.cpu) == {"etcd", "kube-apiserver", "temporal", "controller", "worker", "runner"}
     assert set(found.admission) == {"small", "large"}
     assert 0 < details.admitted <= details.ended <= found.wall

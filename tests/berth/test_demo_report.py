@@ -158,8 +158,8 @@ def test_the_demo_in_miniature(tmp_path: Path) -> None:
         "jobs": 0, "placed_per_second": 0,
     }  # fmt: skip
     assert result["gpus"]["node_overcommitted"] == 0
-    assert result["histories"]["workflows"] == 40
-    assert result["histories"]["events_p50"] <= 12
+    assert result["histories"]["workflows"] == 2, "of the others nothing but their place was decided"
+    assert result["histories"]["events_p50"] == 0 < result["histories"]["events_max"] <= 40
     assert result["histories"]["ledger_events"] > 0
     assert result["api_writes_by_kind"]["POST jobs.batch"] >= 42
     assert result["cpu_seconds"]["worker"] > 0

@@ -11,7 +11,7 @@ import pytest
 
 from controller import app
 from controller.app import Controller
-from controller.digests import JobDigest, WorkloadDigest
+from controller.digests import JobDigest, NodeDigest, WorkloadDigest
 from kube.reflector import Change
 from planning.model import Turn
 from tests.controller.fake_temporal import UNAVAILABLE, UNREACHABLE, FakeTemporal
@@ -72,6 +72,38 @@ async def test_sweeps_bring_the_newest_objects_version_and_not_the_lists() -> No
     sweeping.cancel()
     assert mine.poker._ledger_seen == {"gpuworkloads": 900, "jobs": 800}
     assert mine.poker._workloads["u"].seen == {"gpuworkloads": 900, "jobs": 800}
+
+
+async def test_whether_a_workflow_may_be_open_is_known_from_the_first_sweep_on() -> None:
+    temporal = FakeTemporal()
+    mine = controller(temporal)
+    running = replace(JOB, finished=False)
+    done = replace(running, finished=True, complete=True)
+
+    def complete(uid: str) -> list[bool]:
+        show(mine.workloads, uid, WORKLOAD)
+        show(mine.jobs, f"job-{uid}", replace(running, workload_uid=uid))
+        mine.poker._workloads.clear()
+        show(mine.jobs, f"job-{uid}", replace(done, workload_uid=uid))
+        return [due.poke.begin for due in mine.poker._workloads.values()]
+
+    assert complete("before") == [True], "nobody knows yet what is open"
+    temporal.open = {"open"}
+    show(mine.workloads, "open", WORKLOAD)
+    sweeping = asyncio.create_task(mine._sweeps())
+    await until(lambda: mine._followed is not None)
+    sweeping.cancel()
+    assert complete("plain") == []
+    assert complete("open") == [True]
+    show(mine.nodes, "n1", NodeDigest("n1", able=True, fingerprint=1))
+    show(mine.workloads, "shaken", WORKLOAD)
+    show(mine.jobs, "job-shaken", replace(running, workload_uid="shaken"))
+    show(mine.nodes, "n1", NodeDigest("n1", able=False, fingerprint=2))
+    assert complete("shaken") == [True], "its workflow was begun when its node failed"
+    mine.poker._workloads.clear()
+    show(mine.workloads, "shaken", replace(WORKLOAD, finished=True))
+    assert [due.poke.ended for due in mine.poker._workloads.values()] == [True]
+    assert "shaken" not in (mine._followed or ())
 
 
 async def test_a_verdict_is_looked_for_twice_and_soon(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,6 +106,17 @@ async def test_a_failed_poke_and_a_newer_one_become_one_that_begins() -> None:
     assert state.seen == {"gpuworkloads": 9, "jobs": 7}
 
 
+async def test_to_a_tombstone_goes_only_that_the_ledger_ended_it_and_that_begins_nothing() -> None:
+    temporal = FakeTemporal()
+    mine = Poker(cast(Any, temporal), pool="default", skip=lambda _: True, recovered=lambda: None)
+    for uid in ("u", "v"):
+        mine.concern(Route(workloads=(WorkloadPoke(uid, "ns", "w", begin=True),)), "jobs", 7)
+    mine.concern(Route(workloads=(WorkloadPoke("u", "ns", "w", begin=False, ended=True),)), "gpuworkloads", 9)
+    assert await mine._deliver()
+    assert (mine.pending, temporal.started) == (0, [])
+    assert [(id, arg.seen) for id, _, arg in temporal.signals] == [("gpuworkload/u", {"gpuworkloads": 9, "jobs": 7})]
+
+
 async def test_the_end_does_not_wait_for_a_temporal_that_is_silent() -> None:
     temporal = FakeTemporal()
     temporal.gate = asyncio.Event()

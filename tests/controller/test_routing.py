@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.digests import JobDigest, NodeDigest, WorkloadDigest, job_digest, node_digest, workload_digest
-from controller.routing import NOBODY, on_job, on_node, on_workload
+from controller.routing import NOBODY, Route, on_job, on_node, on_workload
 from controller.sweep import by_workload, repairs
 
 NEW = WorkloadDigest("ns", "w", 1, finished=False, deleting=False, finalizer=False, caught_up=False, expires=None)
@@ -71,6 +71,24 @@ def test_a_job_is_followed_from_the_moment_it_ends() -> None:
         assert route.ledger
         assert [(p.uid, p.name, p.begin, p.phase) for p in route.workloads] == [("u", "w", True, phase)]
         assert on_job(ended, ended, NEW) == NOBODY
+
+
+def test_the_end_that_the_ledger_tells_reaches_a_workflow_only_if_one_is_open() -> None:
+    running, done = replace(JOB, ready=True), replace(JOB, finished=True, complete=True)
+    assert on_job(running, done, NEW, followed=False) == Route(ledger=True)
+    for job, workload in (
+        (replace(done, attempt=1), NEW),
+        (replace(done, complete=False), NEW),
+        (done, replace(NEW, generation=2)),
+        (done, replace(NEW, deleting=True, finalizer=True)),
+    ):
+        assert [p.begin for p in on_job(running, job, workload, followed=False).workloads] == [True]
+    tombstone = replace(NEW, finished=True)
+    assert on_workload("u", NEW, tombstone, [done]) == NOBODY
+    (poke,) = on_workload("u", NEW, tombstone, [done], followed=True).workloads
+    assert (poke.begin, poke.ended) == (False, True)
+    assert on_workload("u", tombstone, replace(tombstone, finalizer=True), [done], followed=True) == NOBODY
+    assert on_workload("u", NEW, tombstone, [replace(done, attempt=1)], followed=True) == NOBODY, "it ended it itself"
 
 
 def test_the_end_of_a_workflow_is_not_disturbed_by_the_job_it_deletes() -> None:

@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from controller.digests import JobDigest, WorkloadDigest
+from controller.routing import Route
 from controller.sweep import Suspect, by_workload, confirmed, expire, littered, repairs, tidy_tombstones
 from kube.errors import Conflict, NotFound
 from planning.model import Turn
@@ -81,8 +82,17 @@ def test_that_a_job_runs_is_told_by_the_ledger_and_begins_nothing() -> None:
 def test_a_job_that_ended_unseen_is_found_and_its_end_is_shown_from_the_start() -> None:
     ended = replace(JOB, finished=True)
     for complete, phase in ((True, "Succeeded"), (False, "Running")):
-        route = repairs({"u": NEW}, by_workload([replace(ended, complete=complete)]), set())
+        route = repairs({"u": NEW}, by_workload([replace(ended, attempt=1, complete=complete)]), set())
         assert [(p.begin, p.phase) for p in route.workloads] == [(True, phase)]
+
+
+def test_an_end_that_the_ledger_tells_begins_no_workflow_but_ends_one_that_is_open() -> None:
+    ended = replace(JOB, finished=True, complete=True)
+    assert repairs({"u": NEW}, by_workload([ended]), set()) == Route(ledger=True)
+    assert [p.begin for p in repairs({"u": NEW}, by_workload([ended]), {"u"}).workloads] == [True]
+    assert [p.begin for p in repairs({"u": NEW}, by_workload([ended, replace(ended, name="w-x")]), set()).workloads]
+    (poke,) = repairs({"u": TOMBSTONE}, by_workload([ended]), {"u"}).workloads
+    assert (poke.begin, poke.ended) == (False, True)
 
 
 def test_a_verdict_is_lost_only_if_its_workflow_was_missing_twice() -> None:
@@ -115,8 +125,8 @@ async def test_leftovers_go_by_their_uid() -> None:
     kube = FakeKube({"w": stored("u")})
     kube.conflicts = 1
     jobs = {"u": [JOB, replace(JOB, name="w-1", uid="k", finished=True), replace(JOB, name="w-2", deleting=True)]}
-    assert await tidy_tombstones(cast(Any, kube), {"u": TOMBSTONE}, jobs, set()) == 3
-    assert kube.deleted == [("w-0", "j", "Foreground"), ("w-1", "k", "Background")]
+    assert await tidy_tombstones(cast(Any, kube), {"u": TOMBSTONE}, jobs, set()) == 2
+    assert kube.deleted == [("w-0", "j", "Foreground")], "the Job that ended stays as long as its workload"
     assert kube.patched == [("w", {"metadata": {"finalizers": ["other"], "uid": "u", "resourceVersion": "7"}})]
 
 

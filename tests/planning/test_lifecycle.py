@@ -62,7 +62,15 @@ def test_success_is_final() -> None:
     it = job("a", "n", 2, retries=1, finished="Complete", started=NOW - 90, finished_at=NOW - 30)
     step = look(workload("a"), it)
     assert (step.kind, step.phase, step.message) == ("finish", "Succeeded", "Job a-a-2 completed on node n in 60 s")
-    assert step.turn == Turn(2, 1) and step.delete == refs(it)
+    assert step.turn == Turn(2, 1) and step.delete == ()
+
+
+def test_an_end_leaves_the_job_that_ended_last_whose_logs_somebody_will_want() -> None:
+    last, other = job("a", "n", 2, finished="Complete", finished_at=NOW), failed(attempt=1)
+    going = job("a", "n", 3, deleting=True, finished="Failed")
+    assert look(workload("a"), other, last).delete == refs(other)
+    assert look(workload("a", status={"phase": "Failed"}), other, going).delete == refs(going)
+    assert look(workload("a", status={"phase": "Failed"}), job("a", "n")).delete == refs(job("a", "n"))
 
 
 def test_a_failure_costs_a_retry_and_tells_the_containers_last_words() -> None:
@@ -278,8 +286,11 @@ def test_every_state_has_a_step_that_keeps_the_rules(
     if step.kind == "retry":
         assert 1 <= step.turn.retries <= limit and 0 < step.delay <= 300 and step.failure
         assert step.turn.attempt > max((it.attempt for it in jobs), default=-1)
-    if step.kind in ("retry", "again", "withdrawn", "suspend", "finish", "gone", "tear_down"):
+    if step.kind in ("retry", "again", "withdrawn", "suspend", "gone", "tear_down"):
         assert {ref.uid for ref in step.delete} == all_jobs, "nothing may be left behind"
+    if step.kind == "finish":
+        stays = all_jobs - {ref.uid for ref in step.delete}
+        assert len(stays) <= 1 and all(it.finished for it in jobs if it.uid in stays), "only what has ended may stay"
     if step.kind in ("again", "withdrawn"):
         assert step.failure == "" and step.delay == 0
     if step.kind == "finish":
