@@ -44,7 +44,17 @@ from kube.events import EventRecorder
 from kube.resources import GPUWORKLOADS, JOBS
 from planning import jobs, status
 from planning.lifecycle import JOB_REFUSED
-from planning.model import Assignment, Completion, JobView, Preemption, Verdict, Waiting, Withdrawal, WorkloadView
+from planning.model import (
+    Assignment,
+    Completion,
+    Expectation,
+    JobView,
+    Preemption,
+    Verdict,
+    Waiting,
+    Withdrawal,
+    WorkloadView,
+)
 from planning.placement import TEMPLATE_REFUSED, WAITING_FOR_PODS
 from planning.projection import Lag, lagging
 from planning.quota_status import QuotaLag, lagging_quotas
@@ -143,6 +153,7 @@ class Placements:
         await self._each([*decision.verdicts, *done.refused], lambda v: self._tell(v, done))
         await self._each(decision.examine, lambda entry: self._examine(entry, done))
         await self._each(decision.waiting, self._tell_waiting)
+        await self._each(decision.expected, self._tell_expected)
         await self._show(decision.assignments, done)
         if self._cache.quotas.items:
             lags, _ = await asyncio.to_thread(lagging_quotas, self._cache.snapshot(), request.lately)
@@ -383,6 +394,15 @@ class Placements:
             patch = status.accepted(view, time.time())
         if patch is not None:
             await self._write(view, patch)
+
+    async def _tell_expected(self, expected: Expectation) -> None:
+        view = self._cache.workloads.items.get(expected.uid)
+        patch = status.expected(view, expected.start, expected.latest) if view is not None else None
+        if view is None or patch is None or await self._write(view, patch) is None:
+            return
+        if not view.status.get("expectedStartTime"):
+            about, why = reference(view), patch["message"]
+            self._events.record(regarding=about, type="Normal", reason="StartExpected", action="Predict", note=why)
 
     async def _tell_waiting(self, entry: Waiting) -> None:
         view = self._cache.workloads.items.get(entry.uid)

@@ -11,6 +11,7 @@ from temporalio import activity
 
 from activities import round_metrics
 from activities.cache import ClusterCache, StaleCacheError, restored_to
+from activities.forecasts import Forecasts
 from activities.signatures import DECIDE, DecideRequest, DecideResult, Versions
 from kube.client import KubeClient
 from planning.memory import Memory
@@ -33,6 +34,7 @@ class Planner:
         self._cache = cache
         self._kube = kube
         self._memory: Memory | None = None
+        self._forecasts = Forecasts()
 
     @activity.defn(name=DECIDE)
     async def decide(self, request: DecideRequest) -> DecideResult:
@@ -58,6 +60,9 @@ class Planner:
             decide, snapshot, ledger, settings, limit=request.limit, seed=request.seed, memory=memory
         )
         self._memory = memory
+        expected, soon = self._forecasts.told(snapshot, settings, decision.queued)
+        waits = [seconds for seconds in (decision.wake_after, soon) if seconds is not None]
+        decision = replace(decision, expected=expected, wake_after=min(waits, default=None))
         _seconds.record(time.perf_counter() - began)
         lags = await asyncio.to_thread(lagging, snapshot.now, snapshot.workloads, jobs, snapshot.pods, snapshot.nodes)
         held = await asyncio.to_thread(standing, snapshot)

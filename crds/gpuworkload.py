@@ -416,6 +416,10 @@ class GPUWorkloadStatus(CRDModel):
     strategy: Annotated[str, Field(max_length=63)] | None = Field(
         default=None, description="The strategy that chose the node, or will."
     )
+    expected_start_time: Time | None = Field(
+        default=None, description="While it waits: when it should start, by what such runs took so far."
+    )
+    expected_start_latest: Time | None = Field(default=None, description="The same, nine times in ten.")
     decisions: Annotated[list[DecisionNote], Field(max_length=10)] | None = Field(
         default=None, description="The last ten decisions about it, the latest last; all are in its workflow's history."
     )

@@ -360,6 +360,17 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
+class Expectation:
+    """When a waiting workload is expected to start, and by when nine times in ten."""
+
+    uid: str
+    namespace: str
+    name: str
+    start: float
+    latest: float
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """What one round decided. The ledger applies it as it stands; nothing of it is decided again."""
 
@@ -379,3 +390,4 @@ class Decision:
     cleared: list[str] = field(default_factory=list)  # UIDs for which nobody is being stopped any more
     lately: dict[str, Lately] = field(default_factory=dict)  # of all tenants, where it was reckoned anew
     completions: list[Completion] = field(default_factory=list)
+    expected: list[Expectation] = field(default_factory=list)  # statuses to tell when their workload starts

@@ -1,7 +1,8 @@
 """Predicts when a waiting workload starts: by letting rounds of placement go on while what runs ends when it should.
 
-For `berth explain`. When something ends is learned from its model's and tenant's past runs, and is its deadline at the
-latest; who gets what comes free then is decided by the rounds themselves. What is yet to come is not known.
+For `berth explain`, and for what statuses tell. When something ends is learned from its model's and tenant's past
+runs, and is its deadline at the latest; who gets what comes free then is decided by the rounds themselves. What is yet
+to come is not known.
 """
 
 from __future__ import annotations
@@ -87,6 +88,12 @@ def seconds_to_start(snapshot: Snapshot, settings: Settings, uid: str, share: fl
     """Seconds until the workload gets a place, if of all runs that `share` of their kind takes no longer than they do;
     None if nobody can tell.
     """
+    return starts(snapshot, settings, share, uid).get(uid)
+
+
+def starts(snapshot: Snapshot, settings: Settings, share: float, uid: str = "") -> dict[str, float]:
+    """The same of all that wait, by UID, without those of whom nobody can tell; of `uid` alone if that is given."""
+    found: dict[str, float] = {}
     future = _Future(snapshot, Durations(snapshot.profiles, snapshot.now), share, snapshot.now)
     _begin(future)
     # Whoever has a template and waits was examined.
@@ -96,8 +103,9 @@ def seconds_to_start(snapshot: Snapshot, settings: Settings, uid: str, share: fl
     for _ in range(rounds):
         decision = decide(future.snapshot(), ledger, settings, limit=_ASSIGNMENTS, seed=0, memory=memory)
         for place in decision.assignments:
+            found.setdefault(place.uid, future.now - snapshot.now)
             if place.uid == uid:
-                return future.now - snapshot.now
+                return found
             future.begin(place)
         for stop in decision.preemptions:
             future.leave(stop.uid, ended=False)
@@ -105,12 +113,12 @@ def seconds_to_start(snapshot: Snapshot, settings: Settings, uid: str, share: fl
             future.workloads.pop(verdict.uid, None)
         if decision.more or decision.preemptions:
             continue
-        if not future.ends:
-            return None
+        if not future.ends or (not decision.queued and not uid):
+            break
         future.now = max(future.now, nsmallest(1 + len(future.ends) // rounds, future.ends)[-1][0])
         while future.ends and future.ends[0][0] <= future.now:
             future.leave(future.ends[0][1], ended=True)
-    return None
+    return found
 
 
 def _begin(future: _Future) -> None:

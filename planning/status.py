@@ -24,6 +24,7 @@ ACCEPTED = "Accepted"
 EXAMINING = "Examining"  # the template is being dry-run; accepted or refused next
 
 _MESSAGE_LIMIT = 4096
+_EXPECTED = "; expected to start at "
 _DECISIONS = 10
 _NOTE_LIMIT = 256
 _KEPT = (
@@ -70,6 +71,20 @@ def accepted(view: WorkloadView, now: float) -> Status | None:
         view, _start(view, "Scheduling", message), now, accepted=(True, ACCEPTED, ""),
         scheduled=(False, "Queued", message), running=(False, "NotRunning", ""), suspended=(False, "NotSuspended", ""),
     )  # fmt: skip
+
+
+def expected(view: WorkloadView, start: float, latest: float) -> Status | None:
+    """What a waiting workload's status tells of its start, beside why it waits; None if it does not wait any more."""
+    before = condition(view, "Scheduled")
+    if view.phase != "Scheduling" or before.get("status") != "False":
+        return None
+    why = str(view.status.get("message") or "").split(_EXPECTED)[0]
+    clock = f"{_EXPECTED}{_clock(start)}, nine times in ten by {_clock(latest)}"
+    message = why[: _MESSAGE_LIMIT - len(clock)] + clock
+    conditions = view.status.get("conditions")
+    told = [{**each, "message": message} if each is before else each for each in conditions or ()]
+    times = {"expectedStartTime": timestamp(start), "expectedStartLatest": timestamp(latest)}
+    return {"message": message, "conditions": told, **times}
 
 
 def project(view: WorkloadView, step: Step, now: float) -> Status | None:
@@ -195,7 +210,13 @@ def _start(view: WorkloadView, phase: str, message: str) -> Status:
         **kept,
         "nextRetryTime": None,
         "finishTime": None,
+        "expectedStartTime": None,
+        "expectedStartLatest": None,
     }
+
+
+def _clock(moment: float) -> str:
+    return timestamp(moment)[:16].replace("T", " ") + " UTC"
 
 
 Fact = tuple[bool, str, str]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 from crds.gpuquota import GPUQuotaSpec
@@ -29,6 +28,7 @@ from planning.naming import (
 )
 from planning.podspecs import mapping, mappings, pod_requests, resources_of, text
 from planning.quantities import amounts, whole
+from planning.times import seconds
 
 _STATUS_LIMIT = 64 * 1024
 _MESSAGE_LIMIT = 1024
@@ -42,7 +42,7 @@ def node_view(raw: object, gpu_resource: str) -> NodeView:
     for condition in mappings(status.get("conditions")):
         if condition.get("type") == "Ready":
             ready = condition.get("status") == "True"
-            since = None if ready else _seconds(condition.get("lastTransitionTime"))
+            since = None if ready else seconds(condition.get("lastTransitionTime"))
     labels = {str(key): value for key, value in mapping(meta.get("labels")).items() if isinstance(value, str)}
     allocatable = amounts(status.get("allocatable"))
     capacity = whole(mapping(status.get("capacity")).get(gpu_resource))
@@ -91,7 +91,7 @@ def pod_view(raw: object, gpu_resource: str) -> PodView | None:
         workload_uid=text(labels.get(WORKLOAD_UID_LABEL)),
         job_name=_job_of(meta, labels),
         terminating=meta.get("deletionTimestamp") is not None,
-        gone_by=_seconds(meta.get("deletionTimestamp")),
+        gone_by=seconds(meta.get("deletionTimestamp")),
         running=phase == "Running",
         blocked=blocked,
     )
@@ -109,7 +109,7 @@ def job_view(raw: object) -> JobView | None:
     for condition in mappings(status.get("conditions")):
         if condition.get("type") in ("Complete", "Failed") and condition.get("status") == "True":
             finished = text(condition.get("type"))
-            finished_at = _seconds(condition.get("lastTransitionTime"))
+            finished_at = seconds(condition.get("lastTransitionTime"))
             reason = text(condition.get("reason"))[:256]
             message = text(condition.get("message"))[:_MESSAGE_LIMIT]
             break
@@ -124,8 +124,8 @@ def job_view(raw: object) -> JobView | None:
         retries=min(_integer(annotations.get(RETRIES_ANNOTATION)), MAX_INT32),
         node=text(annotations.get(NODE_ANNOTATION)),
         requests=_job_requests(annotations.get(REQUESTS_ANNOTATION), mapping(spec.get("template")).get("spec")),
-        created=_seconds(meta.get("creationTimestamp")) or 0.0,
-        started=_seconds(status.get("startTime")),
+        created=seconds(meta.get("creationTimestamp")) or 0.0,
+        started=seconds(status.get("startTime")),
         ready=_integer(status.get("ready")) > 0,
         finished=finished,
         finished_at=finished_at,
@@ -152,7 +152,7 @@ def quota_view(raw: object) -> QuotaView:
         uid=text(meta.get("uid")),
         resource_version=_integer(meta.get("resourceVersion")),
         generation=_integer(meta.get("generation")),
-        created=_seconds(meta.get("creationTimestamp")) or 0.0,
+        created=seconds(meta.get("creationTimestamp")) or 0.0,
         spec=spec,
         invalid=invalid,
         status=status if serialised_size(status, _STATUS_LIMIT) <= _STATUS_LIMIT else {},
@@ -185,7 +185,7 @@ def workload_view(raw: object, parse: ParseSpec = GPUWorkloadSpec.parse) -> Work
         name=text(meta.get("name")),
         resource_version=_integer(meta.get("resourceVersion")),
         generation=_integer(meta.get("generation")),
-        created=_seconds(meta.get("creationTimestamp")) or 0.0,
+        created=seconds(meta.get("creationTimestamp")) or 0.0,
         spec=spec,
         invalid=invalid,
         deleting=meta.get("deletionTimestamp") is not None,
@@ -198,16 +198,16 @@ def workload_view(raw: object, parse: ParseSpec = GPUWorkloadSpec.parse) -> Work
 
 def _ended(status: Mapping[str, Any]) -> Ended | None:
     """What a tombstone tells of its run; None unless it says when."""
-    finished = _seconds(status.get("finishTime"))
+    finished = seconds(status.get("finishTime"))
     for condition in mappings(status.get("conditions")):
         if condition.get("type") == "Finished" and condition.get("status") == "True":
-            told = _seconds(condition.get("lastTransitionTime"))
+            told = seconds(condition.get("lastTransitionTime"))
             if told is None or told <= 0 or finished is None:
                 return None
             return Ended(
                 told=told,
                 finished=finished,
-                started=_seconds(status.get("startTime")),
+                started=seconds(status.get("startTime")),
                 reason=text(condition.get("reason"))[:256],
                 retries=min(_integer(status.get("retryCount")), MAX_INT32),
             )
@@ -288,17 +288,6 @@ def _integer(value: object) -> int:
     if isinstance(value, str) and value.isdecimal() and value.isascii() and len(value) <= 20:
         return int(value)
     return 0
-
-
-def _seconds(value: object) -> float | None:
-    """Seconds since the epoch of an RFC 3339 time; None if it is none."""
-    if not isinstance(value, str) or len(value) > 64:
-        return None
-    try:
-        moment = datetime.fromisoformat(value)
-        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-    except (ValueError, OverflowError):
-        return None
 
 
 def _number(value: object) -> float | None:

@@ -65,6 +65,7 @@ def _effects(decision: Decision, lagging: int, quotas: int) -> dict[str, int]:
         "impossible": len(decision.verdicts),
         "ended": len(decision.completions),
         "told to wait": len(decision.waiting),
+        "told when": len(decision.expected),
         "examined": len(decision.examine),
         "shown": lagging,
         "quotas shown": quotas,

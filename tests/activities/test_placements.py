@@ -21,6 +21,8 @@ from planning.model import (
     Assignment,
     Completion,
     Decision,
+    Defaults,
+    Expectation,
     JobView,
     Ledger,
     Resources,
@@ -31,6 +33,7 @@ from planning.model import (
     WorkloadView,
 )
 from planning.recommendation import Recommendation
+from planning.times import timestamp
 from planning.views import workload_view
 
 
@@ -56,7 +59,7 @@ class Kept:
 
 
 class Cache:
-    settings = Settings()
+    settings, defaults = Settings(), Defaults("leastLoaded")
 
     def __init__(self, *workloads: WorkloadView, jobs: tuple[JobView, ...] = ()) -> None:
         self.workloads, self.pods, self.nodes, self.quotas = Kept(*workloads), Kept(), Kept(), Kept()
@@ -77,9 +80,10 @@ class Cache:
 
 
 def carry_out(
-    decision: Decision, attempt: int = 1, *, cache: Cache | None = None, kube: Any = None, temporal: Any = None
-) -> Any:
-    events = SimpleNamespace(record=lambda **_: None)
+    decision: Decision, attempt: int = 1, *, cache: Cache | None = None, kube: Any = None, temporal: Any = None,
+    heard: list[str] | None = None,
+) -> Any:  # fmt: skip
+    events = SimpleNamespace(record=lambda **event: None if heard is None else heard.append(event["reason"]))
     placements = Placements(cast(Any, cache or Cache()), cast(Any, kube or Away()), temporal, cast(Any, events))
     environment = ActivityEnvironment()
     environment.info = replace(environment.info, attempt=attempt)
@@ -351,6 +355,18 @@ async def test_what_is_recommended_is_shown_with_the_rest_and_costs_no_write() -
     cache.recommended = replace(cache.recommended, gpu_count=2)
     await carry_out(Decision(), cache=cache, kube=server)
     assert len(server.patches) == 1
+
+
+async def test_who_waits_is_told_when_it_should_start_and_hears_of_it_once() -> None:
+    server, heard = Server(), list[str]()
+    entry = Waiting("u", "ns", "w", 7, "WaitingForCapacity", "m")
+    await carry_out(Decision(waiting=[entry]), cache=(cache := Cache(workload_view(stored("")))), kube=server)
+    start = time.time() + 600
+    decision = Decision(expected=[Expectation("u", "ns", "w", start, start + 60)])
+    for _ in range(2):
+        await carry_out(decision, cache=cache, kube=server, heard=heard)
+    assert [patch["status"].get("expectedStartTime") for patch in server.patches] == [None, *[timestamp(start)] * 2]
+    assert heard == ["StartExpected"]
 
 
 def completed(server: Server, **changes: Any) -> Cache:

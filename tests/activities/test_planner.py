@@ -12,6 +12,7 @@ import pytest
 from temporalio.testing import ActivityEnvironment
 
 import activities.planner
+from activities import forecasts
 from activities.cache import StaleCacheError
 from activities.planner import Planner
 from activities.signatures import DecideRequest, DecideResult, Versions
@@ -20,6 +21,7 @@ from planning.memory import Memory
 from planning.model import Decision, Ended, Ledger, Snapshot, WorkloadView
 from planning.profiles import SETTLE
 from tests.planning.builders import NOW, SETTINGS, node, promise, snapshot, workload
+from tests.planning.test_prediction import running
 
 
 class Cache:
@@ -37,13 +39,13 @@ class Cache:
         return self._seen
 
 
-def planner_beside(server: int) -> Planner:
+def planner_beside(server: int, seen: Snapshot | None = None) -> Planner:
     """One whose cache has seen version 5, of a server that is at `server`."""
 
     async def list_(*_: object, **__: object) -> tuple[list[dict[str, Any]], int]:
         return [], server
 
-    cache = Cache(replace(snapshot([node("n", 8)], [workload("a")]), jobs_version=5))
+    cache = Cache(seen or replace(snapshot([node("n", 8)], [workload("a")]), jobs_version=5))
     return Planner(cast(Any, cache), cast(Any, SimpleNamespace(list=list_)))
 
 
@@ -86,6 +88,33 @@ async def test_a_round_tells_when_runs_can_be_learned_also_of_workloads_that_are
     planner._cache.departed["b"] = gone
     result = await ActivityEnvironment().run(planner.decide, request)
     assert result.learn_in == pytest.approx(4, abs=1)
+
+
+async def test_a_forecast_is_made_beside_the_rounds_and_told_by_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = replace(workload("a", 8), status={"phase": "Scheduling"})
+    seen = running((8, 100.0), waiting=(), took=(400.0,) * 5)
+    planner = planner_beside(5, replace(seen, workloads=(*seen.workloads, told), jobs_version=5))
+    request = DecideRequest(Ledger(), {}, {}, 10, 7)
+    first: DecideResult = await ActivityEnvironment().run(planner.decide, request)
+    assert (first.decision.expected, first.decision.wake_after) == ([], forecasts.SOON)
+    async with asyncio.timeout(10):
+        while planner._forecasts._running is not None:
+            await asyncio.sleep(0.01)
+    second: DecideResult = await ActivityEnvironment().run(planner.decide, request)
+    (expected,) = second.decision.expected
+    assert expected.uid == "a" and expected.start == pytest.approx(NOW + 300, rel=0.1)
+    assert second.decision.wake_after != forecasts.SOON, "none is under way"
+
+
+async def test_a_forecast_that_fails_costs_nobody_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("a strategy from outside, say")
+
+    monkeypatch.setattr(forecasts, "starts", fail)
+    planner = planner_beside(5, replace(snapshot([node("n", 1)], [workload("a", 2)]), jobs_version=5))
+    for _ in range(2):
+        result: DecideResult = await ActivityEnvironment().run(planner.decide, DecideRequest(Ledger(), {}, {}, 10, 7))
+        assert result.decision.expected == []
 
 
 async def test_rounds_share_a_memory_unless_they_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
