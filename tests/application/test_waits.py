@@ -112,6 +112,26 @@ async def pods_that_a_quota_refuses_cost_retries_and_hold_no_gpu_for_ever(tenant
     await tenant.empty()
 
 
+async def who_waits_is_told_when_it_should_start(tenant: Tenant) -> None:
+    await tenant.node("a", 1)
+    await tenant.apply("first", run="300s", activeDeadlineSeconds=280)
+    await tenant.until("first", phase="Running")
+    await tenant.apply("second")
+    await tenant.until("second", phase="Scheduling")
+
+    async def told() -> bool:
+        return "expectedStartTime" in (await tenant.get("second"))["status"]
+
+    await eventually(told, 120, lambda: "nobody says when it should start")  # there is a forecast a minute
+    status = (await tenant.get("second"))["status"]
+    assert status["expectedStartTime"] <= status["expectedStartLatest"]
+    assert "; expected to start at " in status["message"]
+    assert "StartExpected" in [event["reason"] for event in await tenant.events("second")]
+    await tenant.delete("first")
+    placed = await tenant.until("second", phase="Succeeded")
+    assert "expectedStartTime" not in placed["status"]
+
+
 async def continued(tenant: Tenant, workflow: str) -> bool:
     """Whether the newest run of a workflow is not its first."""
     handle: WorkflowHandle[object, object] = tenant.temporal.get_workflow_handle(workflow)
@@ -144,6 +164,7 @@ STORIES: tuple[Story, ...] = (
     a_node_that_is_merely_not_ready_is_waited_for_and_says_so,
     a_node_out_of_service_costs_a_retry_and_the_next_job_goes_elsewhere,
     pods_that_a_quota_refuses_cost_retries_and_hold_no_gpu_for_ever,
+    who_waits_is_told_when_it_should_start,
 )
 
 
