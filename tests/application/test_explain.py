@@ -42,10 +42,10 @@ async def test_why_it_waits_who_is_before_it_and_what_would_help(tenant: Tenant)
 
 
 async def test_what_cannot_be_explained_is_told(tenant: Tenant) -> None:
-    await tenant.apply("w", suspend=True)
+    await tenant.apply("lonely", suspend=True)
     code, text = await berth(tenant, "nobody", "-n", tenant.namespace)
     assert code == 1 and "There is no GPUWorkload 'nobody'" in text
-    code, text = await berth(tenant, "w", "-n", f"not-{tenant.namespace}")
+    code, text = await berth(tenant, "lonely", "-n", f"not-{tenant.namespace}")
     assert code == 1 and f"-n {tenant.namespace}" in text, "where there is one"
-    code, text = await berth(tenant, "w", "-n", tenant.namespace, who="kube-scheduler")
+    code, text = await berth(tenant, "lonely", "-n", tenant.namespace, who="kube-scheduler")
     assert code == 1 and "You may not read all that decides" in text and "kube-scheduler" in text
