@@ -38,6 +38,7 @@ bench: .venv/installed ## the benchmarks, each beside its peer; JSON in build/
 	$(RUN) python -m benchmarks.placement --json build/placement.json
 	$(RUN) python -m benchmarks.strategies --json build/strategies.json
 	$(RUN) python -m benchmarks.admission --json build/admission.json
+	$(RUN) python -m benchmarks.gangs --json build/gangs.json
 	$(RUN) python -m benchmarks.kueue --scale 0.1 --json build/kueue.json
 
 crds: .venv/installed ## write deploy/crds/ anew from the models in crds/

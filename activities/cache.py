@@ -26,6 +26,7 @@ from kube.resources import CONFIGMAPS, GPUMODELPROFILES, GPUQUOTAS, GPUWORKLOADS
 from planning import views
 from planning.model import Defaults, JobView, NodeView, PodView, QuotaView, Snapshot, WorkloadView
 from planning.naming import JOB_SELECTOR, STRATEGY_ANNOTATION
+from planning.places import amiss
 from planning.profile_status import profile_view
 from planning.profiles import Key, Profile
 from planning.recommendation import GpuType, Recommendation, ask_of, gpu_types, recommend
@@ -248,6 +249,10 @@ class ClusterCache:
 
     def node(self, name: str) -> NodeView | None:
         return next((n for n in self.nodes.items.values() if n.name == name), None)
+
+    def amiss(self, job: JobView) -> tuple[str, NodeView | None]:
+        """The node of the Job's that matters most: see `planning.places.amiss`."""
+        return amiss(job, {n.name: n for n in self.nodes.items.values()}.get if job.places else self.node)
 
     def _node(self, raw: dict[str, Any]) -> NodeView:
         return views.node_view(raw, self._settings.gpu_resource)

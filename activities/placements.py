@@ -24,6 +24,7 @@ from temporalio.service import RPCError
 
 from activities.cache import ClusterCache
 from activities.endings import Endings
+from activities.lifting import lift
 from activities.messages import WorkloadState, workload_attributes, workload_id
 from activities.signatures import CARRY_OUT, STATUS_LIMIT, TASK_QUEUE, CarriedOut, CarryOut, Versions, WorkloadRef
 from activities.taking_back import TakingBack
@@ -56,6 +57,7 @@ from planning.model import (
     WorkloadView,
 )
 from planning.placement import TEMPLATE_REFUSED, WAITING_FOR_PODS
+from planning.places import on_nodes, pods_in
 from planning.projection import Lag, lagging
 from planning.quota_status import QuotaLag, lagging_quotas
 from planning.recommendation import advised
@@ -109,6 +111,11 @@ def _refusal(assignment: Assignment, refused: Exception) -> Verdict:
     )
 
 
+def _on(assignment: Assignment) -> str:
+    where = on_nodes(node for node, _ in assignment.places or ((assignment.node, 1),))
+    return f"for {pods_in(assignment.places)} pods on {where}" if assignment.places else f"on {where}"
+
+
 def cut(refused: Exception) -> str:
     """A refusal's text, short enough for statuses and histories: a webhook may say a lot."""
     text = str(refused)
@@ -149,6 +156,7 @@ class Placements:
         await self._each(decision.preemptions, self._preempt)
         await self._each(decision.withdrawals, lambda w: self._withdraw(w, withdrawn))
         done.stale += [w.uid for w in decision.withdrawals if w.uid not in withdrawn]
+        await self._each(decision.pins, lambda pin: lift(self._kube, pin))
         await self._each(decision.assignments, lambda a: self._assign(a, request.traces.get(a.uid), done))
         await self._each([*decision.verdicts, *done.refused], lambda v: self._tell(v, done))
         await self._each(decision.examine, lambda entry: self._examine(entry, done))
@@ -231,7 +239,7 @@ class Placements:
             type="Normal",
             reason="Scheduled",
             action="Place",
-            note=f"Job {assignment.job_name} was created on node {assignment.node} ({assignment.strategy})",
+            note=f"Job {assignment.job_name} was created {_on(assignment)} ({assignment.strategy})",
         )
         return job
 
@@ -270,7 +278,8 @@ class Placements:
             return None
         if job is None or job.workload_uid != assignment.uid:
             raise ValueError("a Job of that name exists and is not this workload's; delete or rename it")
-        same = (job.attempt, job.node) == (assignment.turn.attempt, assignment.node)
+        meant = assignment.turn.attempt, assignment.node, assignment.places
+        same = (job.attempt, job.node, job.places) == meant
         return job if same and not job.deleting else None
 
     async def _made_before(self, assignment: Assignment) -> JobView | None:

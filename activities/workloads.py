@@ -82,12 +82,14 @@ class Workloads:
             turn = Turn(verdict.turn.attempt + 1, verdict.turn.retries)
             return Followed("retry", "Scheduling", "the spec was edited; it is looked at anew", turn, 0.0)
         newest = max(jobs, key=lambda job: job.attempt, default=None)
+        name, node = self._cache.amiss(newest) if newest else ("", None)
         seen = Observation(
             now=time.time(),
             workload=view,
             jobs=jobs,
             pods=self._cache.pods_of(request.ref.namespace, request.ref.uid),
-            node=self._cache.node(newest.node) if newest else None,
+            node=node,
+            node_name=name,
             failure=await self._failure(newest) if newest and newest.finished == "Failed" else None,
         )
         step = next_step(seen, request.turn, verdict, request.jitter)

@@ -8,7 +8,16 @@ from datetime import datetime
 from typing import Any
 
 from planning.model import TOMBSTONES
-from planning.naming import ATTEMPT_LABEL, FINALIZER, NODE_ANNOTATION, WORKLOAD_LABEL, WORKLOAD_UID_LABEL
+from planning.naming import (
+    ATTEMPT_LABEL,
+    FINALIZER,
+    NODE_ANNOTATION,
+    PLACES_ANNOTATION,
+    WORKLOAD_LABEL,
+    WORKLOAD_UID_LABEL,
+)
+from planning.places import places_from, pods_in
+from planning.views import all_ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +36,9 @@ class WorkloadDigest:
 
 @dataclass(frozen=True, slots=True)
 class JobDigest:
-    """`complete`: it finished well; a Job that failed is finished only."""
+    """`complete`: it finished well; a Job that failed is finished only. `nodes`: all of a gang's, `node` is
+    the first; `assembled`: all pods of a gang were created.
+    """
 
     namespace: str
     name: str
@@ -40,6 +51,8 @@ class JobDigest:
     deleting: bool
     uid: str = ""
     complete: bool = False
+    nodes: tuple[str, ...] = ()
+    assembled: bool = False
 
     @property
     def telling(self) -> bool:
@@ -81,6 +94,9 @@ def job_digest(raw: Mapping[str, Any]) -> JobDigest | None:
         return None
     owner: Mapping[str, Any] = next((o for o in meta.get("ownerReferences") or () if o.get("uid") == uid), {})
     attempt = str(labels.get(ATTEMPT_LABEL, "0"))
+    node = annotations.get(NODE_ANNOTATION, "")
+    places = places_from(annotations.get(PLACES_ANNOTATION), (raw.get("spec") or {}).get("completions"))
+    pods = pods_in(places)
     ended = {c.get("type") for c in status.get("conditions") or () if c.get("status") == "True"}
     return JobDigest(
         namespace=meta.get("namespace", ""),
@@ -88,12 +104,14 @@ def job_digest(raw: Mapping[str, Any]) -> JobDigest | None:
         workload_uid=uid,
         workload=owner.get("name") or labels.get(WORKLOAD_LABEL, ""),
         attempt=int(attempt) if attempt.isdigit() else 0,
-        node=annotations.get(NODE_ANNOTATION, ""),
-        ready=bool(status.get("ready")),
+        node=node,
+        ready=all_ready(status, pods),
         finished=not ended.isdisjoint(("Complete", "Failed")),
         deleting="deletionTimestamp" in meta,
         uid=meta.get("uid", ""),
         complete="Complete" in ended,
+        nodes=tuple(name for name, _ in places) or (node,),
+        assembled=0 < pods <= int(status.get("active") or 0),
     )
 
 

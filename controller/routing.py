@@ -114,6 +114,8 @@ def on_job(
     torn_down = workload is not None and workload.deleting
     if new.deleting and not (old is not None and old.deleting) and not new.finished and not torn_down:
         return Route(workloads=(poke,))
+    if new.assembled and not (old is not None and old.assembled) and not new.ready:
+        return Route(ledger=True)  # it lifts the gates
     if not new.ready or (old is not None and old.ready):
         return NOBODY
     # That it runs, the ledger shows for all at once; it begins no workflow. Who came back or was edited may have one

@@ -91,6 +91,7 @@ DEFINITIONS = (
             column("Retries", ".status.retryCount", "integer"),
             column("Age", ".metadata.creationTimestamp", "date"),
             column("Priority", ".spec.priority", priority=1),
+            column("Pods", ".spec.replicas", "integer", priority=1),
             column("Message", ".status.message", priority=1),
         ],
     ),

@@ -37,7 +37,8 @@ PRIORITY_LIMIT = 1_000_000
 TEMPLATE_LIMIT = 64 * 1024  # bytes of a template as compact JSON
 TEMPLATE_DEPTH = 64  # levels of a template; a pod has about twelve, and parsers give up somewhere beyond 250
 SPEC_LIMIT = 128 * 1024  # bytes of a whole spec as compact JSON
-MAX_GPUS = 8  # of one workload: one node's
+MAX_GPUS = 8  # of one pod: one node's
+MAX_REPLICAS = 512  # pods of one workload
 MAX_INT32 = 2**31 - 1
 
 Phase = Literal["Pending", "Scheduling", "Scheduled", "Running", "Failed", "Succeeded"]
@@ -220,6 +221,19 @@ class ContainerResources(CRDModel):
     limits: Annotated[dict[ResourceName, Quantity], Field(max_length=32)] = Field(default_factory=dict)
 
 
+class Topology(CRDModel):
+    """How near to each other a gang's pods must be."""
+
+    level: LabelKey = Field(
+        min_length=1,
+        description="A node label whose value names the domain, such as topology.kubernetes.io/zone.",
+    )
+    mode: Literal["Required", "Preferred"] = Field(
+        default="Required",
+        description="Required: all pods in one domain, or none runs. Preferred: in as few domains as can be.",
+    )
+
+
 class GPUWorkloadSpec(CRDModel):
     """What a person asks for: a model, a number of GPUs on one node, and what runs there."""
 
@@ -227,8 +241,16 @@ class GPUWorkloadSpec(CRDModel):
         description="The model this workload serves or trains; the container reads it as MODEL_NAME."
     )
     gpu_count: Annotated[Int, Field(ge=1, le=MAX_GPUS, json_schema_extra={"format": "int32"})] = Field(
-        description="Whole GPUs, all on one node; the container reads it as GPU_COUNT."
+        description="Whole GPUs of each pod, all on one node; the container reads it as GPU_COUNT."
     )
+    replicas: Annotated[Int, Field(ge=1, le=MAX_REPLICAS, json_schema_extra={"format": "int32"})] = Field(
+        default=1,
+        description="Pods with gpuCount GPUs each. More than one are a gang: they start together or not at all.",
+    )
+    min_replicas: Annotated[Int, Field(ge=1, le=MAX_REPLICAS, json_schema_extra={"format": "int32"})] | None = Field(
+        default=None, description="Pods with which a gang may start where not all find a place. Left out: all."
+    )
+    topology: Topology | None = Field(default=None, description="How near to each other a gang's pods must be.")
     priority: Annotated[int | Literal["low", "normal", "high"], BeforeValidator(_priority)] = Field(
         default="normal",
         description="low (-100), normal (0), high (100) or an integer; higher goes first.",
@@ -304,10 +326,21 @@ class GPUWorkloadSpec(CRDModel):
                     ),
                     "message": "template cannot be combined with image, command, args, env or resources: "
                     "put them into the template's containers",
-                }
+                },
+                {
+                    "rule": "!has(self.minReplicas) || self.minReplicas <= self.replicas",
+                    "fieldPath": ".minReplicas",
+                    "message": "must be at most replicas",
+                },
             ]
         }
     )
+
+    @model_validator(mode="after")
+    def _no_more_than_all(self) -> Self:
+        if self.min_replicas is not None and self.min_replicas > self.replicas:
+            raise ValueError(f"minReplicas must be at most replicas ({self.replicas}), not {self.min_replicas}")
+        return self
 
     @model_validator(mode="after")
     def _env_names_differ(self) -> Self:
@@ -395,11 +428,30 @@ class Recommendation(CRDModel):
     simulated: bool | None = Field(default=None, description="It rests on samples that were simulated.")
 
 
+# Nodes of a gang that its status names.
+SHOWN_NODES = 32
+
+
+class PodsOnNode(CRDModel):
+    """How many of a gang's pods are on a node."""
+
+    name: Name
+    pods: Annotated[int, Field(ge=1, json_schema_extra={"format": "int32"})]
+
+
 class GPUWorkloadStatus(CRDModel):
     """What berth reports. A projection: nothing reads it back to decide, except that a terminal phase is final."""
 
     phase: Phase | None = None
-    assigned_node: Name | None = Field(default=None, description="Where the current Job is pinned.")
+    assigned_node: Name | None = Field(
+        default=None, description="Where the current Job is pinned; of a gang, the node of its first pod."
+    )
+    placed_replicas: Annotated[int, Field(ge=1, json_schema_extra={"format": "int32"})] | None = Field(
+        default=None, description="Of a gang: the pods of the current or last Job."
+    )
+    nodes: Annotated[list[PodsOnNode], Field(max_length=SHOWN_NODES)] | None = Field(
+        default=None, description="Of a gang: where its pods are, in the order of their indices; the first nodes."
+    )
     last_schedule_time: Time | None = Field(default=None, description="When the last Job was created.")
     retry_count: Annotated[int, Field(ge=0, json_schema_extra={"format": "int32"})] | None = Field(
         default=None, description="Failures so far that were answered, or will be, with another Job."

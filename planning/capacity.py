@@ -2,16 +2,18 @@
 
 For the placement round. A promise is counted in exactly one form at a time: as the assignment in flight until its Job
 is visible, as the Job until its pod is visible on the node, then as the pod; terminating pods still hold their place.
+Of a gang each pod is counted so for itself, by its index.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 
-from crds.gpuworkload import MAX_GPUS
-from planning.model import Assignment, JobView, Ledger, NodeView, PodView, Resources, Snapshot, WorkloadView
+from crds.gpuworkload import MAX_GPUS, MAX_REPLICAS
+from planning.model import Assignment, JobView, Ledger, NodeView, Places, PodView, Resources, Snapshot, WorkloadView
 from planning.naming import spec_hash
+from planning.places import left_of, pods_in, times
 
 # Seconds after its grace period from when on a pod counts as stuck, and the longest grace that is waited for.
 STUCK = 30.0
@@ -64,6 +66,11 @@ class Belongings:
         """Whether a live pod of this Job is visible on a node: then the pod counts, and nothing else does."""
         return any(pod.node and pod.job_name == job_name for pod in self.pods.get((namespace, uid), ()))
 
+    def present(self, namespace: str, uid: str, job_name: str) -> set[int]:
+        """Which of a gang's pods are visible on a node, by index."""
+        pods = self.pods.get((namespace, uid), ())
+        return {pod.index for pod in pods if pod.node and pod.job_name == job_name}
+
     def empty(self, job: JobView) -> bool:
         """Whether the Job was stopped for another workload, and has no live pod any more: it will have none."""
         pods = self.pods.get((job.namespace, job.workload_uid), ())
@@ -109,13 +116,33 @@ def holdings(snapshot: Snapshot, promised: Mapping[str, Assignment], mine: Belon
             leaving = _going(pod, snapshot.now) if pod.terminating else job is not None and _leaving(job)
             until = _until(job) if job is not None else None
             yield Holding(pod.namespace, pod.workload_uid, pod.node, pod.requests, leaving, until)
-    for job, gpus in _claims(snapshot, mine):
-        if job.node in nodes and not mine.bound(job.namespace, job.workload_uid, job.name):
+    for job, gpus, pods in _claims(snapshot, mine):
+        if job.places:
+            claimed = replace(job.requests, gpus=min(job.requests.gpus, gpus))
+            present = (
+                mine.present(job.namespace, job.workload_uid, job.name) | job.done | set(range(pods, MAX_REPLICAS))
+            )
+            for node, requests in _places(job.places, present, nodes, claimed):
+                yield Holding(job.namespace, job.workload_uid, node, requests, _leaving(job), _until(job))
+        elif job.node in nodes and not mine.bound(job.namespace, job.workload_uid, job.name):
             claimed = replace(job.requests, gpus=min(job.requests.gpus, gpus))
             yield Holding(job.namespace, job.workload_uid, job.node, claimed, _leaving(job), _until(job))
     for promise in promised.values():
-        if promise.node in nodes and not mine.bound(promise.namespace, promise.uid, promise.job_name):
+        if promise.places:
+            present = mine.present(promise.namespace, promise.uid, promise.job_name)
+            for node, requests in _places(promise.places, present, nodes, promise.requests):
+                yield Holding(promise.namespace, promise.uid, node, requests)
+        elif promise.node in nodes and not mine.bound(promise.namespace, promise.uid, promise.job_name):
             yield Holding(promise.namespace, promise.uid, promise.node, promise.requests)
+
+
+def _places(
+    places: Places, present: Set[int], nodes: Container[str], each: Resources
+) -> Iterator[tuple[str, Resources]]:
+    """What a gang claims for those of its pods that are not present, by node."""
+    for node, left in left_of(places, present):
+        if node in nodes:
+            yield node, times(each, left)
 
 
 def room(nodes: Iterable[NodeView], held: Iterable[Holding]) -> dict[str, Room]:
@@ -139,8 +166,8 @@ def _until(job: JobView) -> float | None:
     return job.started + job.active_deadline if job.started is not None and job.active_deadline else None
 
 
-def _claims(snapshot: Snapshot, mine: Belongings) -> Iterator[tuple[JobView, int]]:
-    """Unfinished Jobs that may claim GPUs before their pods do, with the most they may claim.
+def _claims(snapshot: Snapshot, mine: Belongings) -> Iterator[tuple[JobView, int, int]]:
+    """Unfinished Jobs that may claim GPUs before their pods do, with the most they may claim for a pod, and the pods.
 
     Whoever may create Jobs can write berth's labels on one. So a Job counts only for a workload that exists in its
     namespace, the newest one only, and for no more GPUs than that workload wants; its pods count as anybody's do.
@@ -153,17 +180,19 @@ def _claims(snapshot: Snapshot, mine: Belongings) -> Iterator[tuple[JobView, int
         jobs = [job for job in mine.jobs.get((view.namespace, view.uid), ()) if not (job.finished or mine.empty(job))]
         if jobs:
             newest = max(jobs, key=lambda job: (job.attempt, job.created, job.name))
-            yield newest, _most(view, newest)
+            yield newest, *_most(view, newest)
 
 
-def _most(view: WorkloadView, job: JobView) -> int:
-    """The most GPUs that this Job may claim for its workload."""
-    if view.spec is None:
-        return MAX_GPUS
+def _most(view: WorkloadView, job: JobView) -> tuple[int, int]:
+    """The most GPUs that this Job may claim for a pod of its workload, and for how many pods."""
+    spec = view.spec
+    if spec is None:
+        return MAX_GPUS, MAX_REPLICAS
     # Most Jobs ask for just what is wanted; only the others are worth a hash.
-    if job.spec_hash and job.requests.gpus > view.spec.gpu_count and job.spec_hash != spec_hash(view.spec):
-        return MAX_GPUS
-    return view.spec.gpu_count
+    more = job.requests.gpus > spec.gpu_count or pods_in(job.places) > spec.replicas
+    if job.spec_hash and more and job.spec_hash != spec_hash(spec):
+        return MAX_GPUS, MAX_REPLICAS
+    return spec.gpu_count, spec.replicas
 
 
 def whole(node: NodeView) -> Room:

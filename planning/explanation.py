@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from crds.settings import Settings
-from planning import strategies
+from planning import gangs, strategies
 from planning.capacity import Belongings, Room, holdings, room
 from planning.demand import learned
 from planning.filters import (
@@ -26,12 +26,24 @@ from planning.filters import (
     show_amount,
     show_gpus,
     show_taint,
+    slots,
+    slots_when_empty,
 )
 from planning.fleet import Fleet
 from planning.jobs import refusal as spec_refusal
 from planning.jobs import shape_of
-from planning.model import GPU_MODEL_LABEL, Ledger, NodeView, Resources, Snapshot, WorkloadView
+from planning.model import (
+    GPU_MODEL_LABEL,
+    Assignment,
+    Ledger,
+    NodeView,
+    Places,
+    Resources,
+    Snapshot,
+    WorkloadView,
+)
 from planning.placement import decide
+from planning.places import Gang, gang_of, times
 from planning.prediction import seconds_to_start
 from planning.queue import in_order
 from planning.quotas import opened
@@ -45,7 +57,8 @@ _BEST = 10
 class NodeReport:
     """A node, what is free there, and what keeps the workload off it ('' if nothing does).
 
-    `rank` is how the strategy likes it, the lowest first; None where it does not fit or is not among the first.
+    `rank` is how the strategy likes it, the lowest first; None where it does not fit or is not among the first. `fits`:
+    of a gang, how many of its pods fit there now.
     """
 
     name: str
@@ -54,6 +67,16 @@ class NodeReport:
     free: Resources
     why: str
     rank: Rank | None = None
+    fits: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """A domain of a gang's topology: how many of its pods fit there now, and if it were empty."""
+
+    name: str
+    fits: int
+    empty: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +89,8 @@ class Explanation:
     round will say of it; next_node: where it will place it. quota: what its tenant holds and may still take.
     decisions: the last ones, as its status keeps them. start: seconds until it is expected to start, at the median and
     at the 90th percentile of what runs of the kinds before it took; None if nobody can tell.
+    Of a gang: `asks` is one pod's, of its `pods` at least `least` must fit, `domains` are those of its topology ('' for
+    all nodes); next_places and places are all its nodes, of which next_node and node are the first.
     """
 
     namespace: str
@@ -88,6 +113,11 @@ class Explanation:
     decisions: tuple[dict[str, Any], ...] = ()
     start: tuple[float, float] | None = None
     helps: tuple[str, ...] = ()
+    pods: int = 1
+    least: int = 1
+    domains: tuple[Domain, ...] = ()
+    next_places: Places = ()
+    places: Places = ()
 
 
 def explain(snapshot: Snapshot, settings: Settings, namespace: str, name: str) -> Explanation | None:
@@ -109,7 +139,7 @@ def explain(snapshot: Snapshot, settings: Settings, namespace: str, name: str) -
         return replace(told, state="outside")
     if jobs:
         newest = max(jobs, key=lambda job: job.attempt)
-        return replace(told, state="placed", job=newest.name, node=newest.node)
+        return replace(told, state="placed", job=newest.name, node=newest.node, places=newest.places)
     if view.spec.suspend:
         return replace(told, state="suspended")
     name, source = strategy_name(view.spec, view.namespace, snapshot.defaults)
@@ -130,6 +160,7 @@ def _queued(
     shape, left = shape_of(view.spec, settings), room(snapshot.nodes, holdings(snapshot, {}, mine))
     strategy, source = strategy_name(view.spec, view.namespace, snapshot.defaults)
     why = {node.name: keeps_off(shape, node, left[node.name]) for node in snapshot.nodes}
+    gang = gang_of(view.spec)
     ranks = _ranks(view, shape, strategy, snapshot, settings, left)
     reports = [
         NodeReport(
@@ -139,21 +170,30 @@ def _queued(
             left[node.name].as_resources(),
             why[node.name],
             ranks.get(node.name),
+            slots(shape.requests, left[node.name]) if gang is not None and not why[node.name] else 0,
         )
         for node in snapshot.nodes
     ]
     reports.sort(key=lambda each: (each.why != "", each.rank is None, each.rank or (), -each.free.gpus, each.name))
+    domains = list(_domains(shape, gang, reports, snapshot.nodes)) if gang is not None else []
     books = opened(snapshot, holdings(snapshot, {}, mine))
     waiting = [w for w in snapshot.workloads if _in_queue(w, settings, mine)]
     queue = list(in_order(waiting, partial(_about, settings), books, {}, snapshot.now))
-    node, message = _next_round(view, snapshot, settings)
+    next_, message = _next_round(view, snapshot, settings)
     place = next((i for i, w in enumerate(queue) if w.uid == view.uid), len(queue))
-    fits = any(not each for each in why.values())
+    if any(not each for each in why.values()):
+        helps = [] if gang is None else gangs.helps(gang, {each.name: each.fits for each in domains})
+    else:
+        helps = list(_helps(shape, snapshot.nodes, left))
     return replace(
         told,
         state="queued",
         message=message or told.message,
-        next_node=node,
+        next_node=next_.node if next_ is not None else "",
+        next_places=next_.places if next_ is not None else (),
+        pods=gang.pods if gang is not None else 1,
+        least=gang.least if gang is not None else 1,
+        domains=tuple(domains),
         quota=books.told(view.namespace),
         start=_start(snapshot, settings, view.uid),
         asks=shape.requests,
@@ -164,7 +204,7 @@ def _queued(
         position=place + 1,
         queued=len(queue),
         ahead=tuple(f"{w.namespace}/{w.name}" for w in queue[:place]),
-        helps=() if fits else tuple(_helps(shape, snapshot.nodes, left)),
+        helps=tuple(helps),
     )
 
 
@@ -178,21 +218,36 @@ def _decisions(status: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
     return tuple(each for each in found if isinstance(each, dict)) if isinstance(found, list) else ()
 
 
-def _next_round(view: WorkloadView, snapshot: Snapshot, settings: Settings) -> tuple[str, str]:
-    """The node on which the next round will place the workload, or what it will say of it."""
+def _domains(shape: Shape, gang: Gang, reports: list[NodeReport], nodes: Sequence[NodeView]) -> Iterator[Domain]:
+    """How many of the gang's pods fit into each domain, those with the most first."""
+    now, empty = Counter[str](), Counter[str]()
+    fits = {report.name: report.fits for report in reports}
+    for node in nodes:
+        domain = gangs.domain_of(gang, node)
+        now[domain] += fits[node.name]
+        empty[domain] += slots_when_empty(shape, node)
+    for domain in sorted(empty, key=lambda each: (-now[each], -empty[each], each)):
+        yield Domain(domain, now[domain], empty[domain])
+
+
+def _next_round(view: WorkloadView, snapshot: Snapshot, settings: Settings) -> tuple[Assignment | None, str]:
+    """The place that the next round gives to the workload, or what it will say of it."""
     untold = tuple(replace(w, status={}) if w.uid == view.uid else w for w in snapshot.workloads)
     # Whoever has a template and waits was examined: else it would not be in the queue.
     examined = {w.uid: w.generation for w in untold if w.spec is not None and w.spec.template is not None}
     ledger = Ledger(accepted=examined)
     decision = decide(replace(snapshot, workloads=untold), ledger, settings, limit=len(untold), seed=0)
-    node = next((each.node for each in decision.assignments if each.uid == view.uid), "")
+    place = next((each for each in decision.assignments if each.uid == view.uid), None)
     told = {each.uid: each.message for each in decision.waiting}
     told |= {each.uid: each.message for each in decision.verdicts}
-    return node, told.get(view.uid, "")
+    return place, told.get(view.uid, "")
 
 
 def _about(settings: Settings, view: WorkloadView) -> tuple[WorkloadView, Resources]:
-    return view, shape_of(view.spec, settings).requests if view.spec is not None else Resources()
+    if view.spec is None:
+        return view, Resources()
+    gang, asked = gang_of(view.spec), shape_of(view.spec, settings).requests
+    return view, asked if gang is None else times(asked, gang.least)
 
 
 def keeps_off(shape: Shape, node: NodeView, left: Room) -> str:

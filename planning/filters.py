@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planning.capacity import Room
 from planning.model import NodeView, Resources, Taint
@@ -174,6 +174,35 @@ def able_when_empty(shape: Shape, node: NodeView) -> bool:
     if not node.ready and whole.cpu_milli == 0 and whole.memory == 0:
         return True  # a node that never reported: nothing is known against it
     return need.cpu_milli <= whole.cpu_milli and need.memory <= whole.memory and need.pods <= whole.pods
+
+
+def slots(need: Resources, free: Resources | Room) -> int:
+    """How many such requests fit into `free`."""
+    asked = (need.gpus, need.cpu_milli, need.memory, need.pods)
+    there = (free.gpus, free.cpu_milli, free.memory, free.pods)
+    return max(0, min(whole // each for each, whole in zip(asked, there, strict=True) if each))
+
+
+def slots_when_empty(shape: Shape, node: NodeView) -> int:
+    """How many such requests the node could hold if nothing else ran there; see `able_when_empty`."""
+    if not able_when_empty(shape, node):
+        return 0
+    need, offered = shape.requests, node.allocatable
+    gpus = max(offered.gpus, node.gpus_expected)
+    if not node.ready and offered.cpu_milli == 0 and offered.memory == 0:
+        return slots(Resources(need.gpus), Resources(gpus))
+    return slots(need, Resources(gpus, offered.cpu_milli, offered.memory, offered.pods))
+
+
+def within(constraints: Constraints, label: str, value: str) -> Constraints:
+    """The same among the nodes that have this value of the label; '' stands also for those that lack the label."""
+    if value:
+        return replace(constraints, selector=(*constraints.selector, (label, value)))
+    terms = constraints.affinity if constraints.affinity is not None else ((),)
+    # An empty term of the request's own matches nothing, and stays so.
+    mine = [term for term in terms if term or constraints.affinity is None]
+    without = Requirement(label, "DoesNotExist", ()), Requirement(label, "In", ("",))
+    return replace(constraints, affinity=tuple((*term, each) for term in mine for each in without))
 
 
 def explain_never(shape: Shape, nodes: Sequence[NodeView]) -> str:

@@ -184,10 +184,12 @@ class Fleet:
         """The request is there no longer."""
         self._change(place, requests, 1)
 
-    def keep(self, name: str, requests: Resources) -> None:
-        """So much less is free on the node; of its GPUs, as many as there are."""
+    def keep(self, name: str, requests: Resources) -> Place:
+        """So much less is free on the node; of its GPUs, as many as there are. `give_back` undoes it."""
         whole = (i for i, each in enumerate(self._nodes[self._index[name]].gpus) if each == WHOLE)
-        self._change(Place(name, tuple(islice(whole, requests.gpus))), requests, -1)
+        place = Place(name, tuple(islice(whole, requests.gpus)))
+        self._change(place, requests, -1)
+        return place
 
     def left(self) -> Iterator[tuple[NodeView, int, Devices]]:
         """Each node with its free CPU and GPUs."""

@@ -15,20 +15,35 @@ from planning import strategies
 from planning.capacity import Room
 from planning.demand import learned
 from planning.filters import Constraints, Shape, able_when_empty, explain_never, explain_now, lacking, refusal
+from planning.fleet import Place
 from planning.memory import Memory
 from planning.model import NodeView, Resources, Snapshot, Turn, WorkloadView
+from planning.places import Gang, times
 from planning.strategies import Request, Strategy
+
+Kind = tuple[Shape, Gang | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """A workload that wants a place now. `limit`: the retries that it allows."""
+    """A workload that wants a place now. `shape`: of one pod; `limit`: the retries that it allows."""
 
     view: WorkloadView
     turn: Turn
     shape: Shape
     strategy: str
     limit: int
+    gang: Gang | None = None
+
+    @property
+    def need(self) -> Resources:
+        """The least that it must get, of its quota and of nodes."""
+        return self.shape.requests if self.gang is None else times(self.shape.requests, self.gang.least)
+
+    @property
+    def kind(self) -> Kind:
+        """Two of one kind fit or do not fit alike."""
+        return self.shape, self.gang
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +61,7 @@ class Floor:
 
     def __init__(self, snapshot: Snapshot, settings: Settings, left: dict[str, Room], memory: Memory) -> None:
         self.nodes, self.left = snapshot.nodes, left
-        self.full: set[Shape] = set()  # shapes for which there is no room now
+        self.full: set[Kind] = set()  # for whom there is no room now
         self._never: dict[Shape, bool] = {}
         self.kept: list[Kept] = []
         self._index = {node.name: i for i, node in enumerate(snapshot.nodes)}
@@ -61,14 +76,23 @@ class Floor:
 
     def take(self, wish: Wish, strategy: str, seed: int, avoided: Collection[str] = ()) -> str:
         """The node that holds the request from now on; '' if none does, but for those to avoid."""
-        view, need = wish.view, wish.shape.requests
+        place = self.put(wish.view, wish.shape, strategy, seed, avoided)
+        return place.node if place is not None else ""
+
+    def put(self, view: WorkloadView, shape: Shape, strategy: str, seed: int, avoided: Collection[str]) -> Place | None:
+        """Gives one pod its place; `take_back` undoes it exactly. Raises StrategyError."""
+        need = shape.requests
         request = Request(view.uid, view.namespace, view.name, need, seed)
-        place = self._fleet.find(request, wish.shape, self._strategy(strategy), avoided)
-        if place is None:
-            return ""
-        self._fleet.take(place, need)
-        self.left[place.node].take(need)
-        return place.node
+        place = self._fleet.find(request, shape, self._strategy(strategy), avoided)
+        if place is not None:
+            self._fleet.take(place, need)
+            self.left[place.node].take(need)
+        return place
+
+    def take_back(self, place: Place, need: Resources) -> None:
+        """As if the pod had not been put there."""
+        self._fleet.give_back(place, need)
+        self.left[place.node].give_back(need)
 
     def keep(self, kept: Kept) -> None:
         """Nobody is given `kept.amount` on its node from now on, but by `take_kept`."""
@@ -94,11 +118,13 @@ class Floor:
         self._fleet.keep(kept.node, wish.shape.requests)
         return True
 
-    def reserve(self, node: str, need: Resources) -> None:
-        """Nobody is given this on the node from now on: it is somebody's who must wait for those that still hold it."""
-        self._fleet.keep(node, need)
+    def reserve(self, node: str, need: Resources) -> Place:
+        """Nobody is given this on the node from now on: it is somebody's who must wait for those that still hold it.
+        `take_back` undoes it.
+        """
         self.left[node].take(need)
         self._messages.clear()
+        return self._fleet.keep(node, need)
 
     def unpromised(self, node: str) -> Room:
         """What is left on the node, but for what is free there now and kept: what comes free later is nobody's yet."""
@@ -190,14 +216,17 @@ def kept_for(
         for moment, held in releases.get(name, ()):
             if moment <= start:
                 freed.give_back(held)
-    need = shape.requests
-    amount = Resources(
+    return Kept(view, name, beyond(shape.requests, freed), start if start < inf else None)
+
+
+def beyond(need: Resources, freed: Room) -> Resources:
+    """What of a request must be free beside what comes free."""
+    return Resources(
         max(0, need.gpus - freed.gpus),
         max(0, need.cpu_milli - freed.cpu_milli),
         max(0, need.memory - freed.memory),
         max(0, need.pods - freed.pods),
     )
-    return Kept(view, name, amount, start if start < inf else None)
 
 
 def _start(need: Resources, left: Room, releases: Iterable[tuple[float, Resources]]) -> float:

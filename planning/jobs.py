@@ -1,7 +1,8 @@
 """Decides what the Job of a GPUWorkload looks like, and what of it placement must know beforehand.
 
 For the activity that creates Jobs. A Job is pinned to its node by affinity, so that the kube-scheduler still checks
-everything; it neither retries nor disappears by itself, because berth counts retries and records outcomes.
+everything; a gang's pods are held back by a gate, and pinned one by one. It neither retries nor disappears by itself,
+because berth counts retries and records outcomes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from crds.settings import Settings
 from planning import naming
 from planning.filters import Constraints, Shape, TolerationView
 from planning.model import Assignment, Resources, Turn, WorkloadView
+from planning.places import gang_of, places_text, pods_in
 from planning.podspecs import (
     container_requests,
     mapping,
@@ -67,7 +69,7 @@ def shape_of(spec: GPUWorkloadSpec, settings: Settings) -> Shape:
 
 def job_manifest(workload: WorkloadView, assignment: Assignment, settings: Settings) -> Manifest:
     """The Job for this assignment, complete; ValueError if no Job can be made of the spec."""
-    manifest = _manifest(workload, assignment.turn, assignment.strategy, settings)
+    manifest = _manifest(workload, assignment.turn, assignment.strategy, settings, pods_in(assignment.places))
     manifest["metadata"]["name"] = assignment.job_name
     manifest["metadata"]["annotations"] |= {
         naming.NODE_ANNOTATION: assignment.node,
@@ -75,18 +77,54 @@ def job_manifest(workload: WorkloadView, assignment: Assignment, settings: Setti
     }
     if assignment.backfill is not None:
         manifest["metadata"]["annotations"][naming.BACKFILL_ANNOTATION] = str(int(assignment.backfill))
-    _pin(manifest["spec"]["template"]["spec"], assignment.node)
+    if assignment.places:
+        manifest["metadata"]["annotations"][naming.PLACES_ANNOTATION] = places_text(assignment.places)
+    else:
+        pod = manifest["spec"]["template"]["spec"]
+        pod["affinity"] = pinned(pod.get("affinity"), assignment.node)
     return manifest
+
+
+def pinned(affinity: object, node: str) -> Manifest:
+    """Require the node by name, in addition to whatever node affinity there is: every term gets the requirement, which
+    is also all that may be done to a pod behind a gate.
+    """
+    pin = {"key": "metadata.name", "operator": "In", "values": [node]}
+    whole = {**mapping(affinity)}
+    node_affinity = {**mapping(whole.get("nodeAffinity"))}
+    key = "requiredDuringSchedulingIgnoredDuringExecution"
+    terms = [dict(term) for term in mappings(mapping(node_affinity.get(key)).get("nodeSelectorTerms"))]
+    if isinstance(node_affinity.get(key), Mapping):
+        for term in terms:
+            if term.get("matchExpressions") or term.get("matchFields"):  # an empty term matches nothing, and stays so
+                term["matchFields"] = [*mappings(term.get("matchFields")), pin]
+    else:
+        terms = [{"matchFields": [pin]}]
+    node_affinity[key] = {"nodeSelectorTerms": terms}
+    whole["nodeAffinity"] = node_affinity
+    return whole
+
+
+def lifted(pod: Mapping[str, Any], node: str) -> Manifest:
+    """The merge patch that tells a gated pod its node and lifts berth's gate, for the pod as it is here only."""
+    meta, spec = mapping(pod.get("metadata")), mapping(pod.get("spec"))
+    others = [gate for gate in mappings(spec.get("schedulingGates")) if gate.get("name") != naming.GATE]
+    return {
+        "metadata": {"uid": meta.get("uid"), "resourceVersion": meta.get("resourceVersion")},
+        "spec": {"schedulingGates": others, "affinity": pinned(spec.get("affinity"), node)},
+    }
 
 
 def examination_manifest(workload: WorkloadView, settings: Settings) -> Manifest:
     """The same Job without a node, for a dry run by which the API server checks a template."""
-    manifest = _manifest(workload, Turn(), "", settings)
+    gang = gang_of(workload.spec) if workload.spec is not None else None
+    manifest = _manifest(workload, Turn(), "", settings, gang.pods if gang is not None else 0)
     manifest["metadata"]["generateName"] = naming.job_name(workload.name, workload.uid, 0)[:50].rstrip("-") + "-"
     return manifest
 
 
-def _manifest(workload: WorkloadView, turn: Turn, strategy: str, settings: Settings) -> Manifest:
+def _manifest(workload: WorkloadView, turn: Turn, strategy: str, settings: Settings, pods: int) -> Manifest:
+    """`pods`: of a gang; 0 for a single one."""
     spec = workload.spec
     if spec is None:
         raise ValueError(workload.invalid or "the spec is not valid")
@@ -118,6 +156,9 @@ def _manifest(workload: WorkloadView, turn: Turn, strategy: str, settings: Setti
         },
         "template": {"metadata": metadata, "spec": _pod_spec(spec, settings)},
     }
+    if pods:
+        job |= {"completionMode": "Indexed", "completions": pods, "parallelism": pods}
+        _gate(job["template"]["spec"], pods)
     if spec.active_deadline_seconds is not None:
         job["activeDeadlineSeconds"] = spec.active_deadline_seconds
     return {
@@ -189,22 +230,12 @@ def _tell_what_it_is(container: Manifest, spec: GPUWorkloadSpec) -> None:
     container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
 
 
-def _pin(pod: Manifest, node: str) -> None:
-    """Require the node by name, in addition to whatever node affinity there is: every term gets the requirement."""
-    pin = {"key": "metadata.name", "operator": "In", "values": [node]}
-    affinity = {**mapping(pod.get("affinity"))}
-    node_affinity = {**mapping(affinity.get("nodeAffinity"))}
-    key = "requiredDuringSchedulingIgnoredDuringExecution"
-    terms = [dict(term) for term in mappings(mapping(node_affinity.get(key)).get("nodeSelectorTerms"))]
-    if isinstance(node_affinity.get(key), Mapping):
-        for term in terms:
-            if term.get("matchExpressions") or term.get("matchFields"):  # an empty term matches nothing, and stays so
-                term["matchFields"] = [*mappings(term.get("matchFields")), pin]
-    else:
-        terms = [{"matchFields": [pin]}]
-    node_affinity[key] = {"nodeSelectorTerms": terms}
-    affinity["nodeAffinity"] = node_affinity
-    pod["affinity"] = affinity
+def _gate(pod: Manifest, pods: int) -> None:
+    """Hold the pods back until all are there, and tell each of how many it is one."""
+    pod["schedulingGates"] = [*mappings(pod.get("schedulingGates")), {"name": naming.GATE}]
+    for container in pod["containers"]:
+        if not any(item.get("name") == "REPLICAS" for item in mappings(container["env"])):
+            container["env"].insert(0, {"name": "REPLICAS", "value": str(pods)})
 
 
 def _template_refusal(spec: GPUWorkloadSpec, settings: Settings) -> str:

@@ -28,8 +28,9 @@ def after_deciding(ledger: Ledger, decision: Decision) -> Ledger:
     for uid in decision.seen:
         in_flight.pop(uid, None)
         made.pop(uid, None)
+    rooms = {**ledger.rooms, **decision.rooms}
     for uid in decision.forget:
-        for facts in (in_flight, turns, held, accepted, rejected, made, avoided, clearing):
+        for facts in (in_flight, turns, held, accepted, rejected, made, avoided, clearing, rooms):
             facts.pop(uid, None)
     for uid in decision.reconsidered:
         avoided.pop(uid, None)
@@ -44,7 +45,8 @@ def after_deciding(ledger: Ledger, decision: Decision) -> Ledger:
     for stop in decision.preemptions:
         clearing[stop.winner] = stop.winner_generation
     lately = decision.lately or ledger.lately
-    return Ledger(in_flight, turns, held, accepted, rejected, made, avoided, lately, clearing)
+    rooms = {uid: places for uid, places in rooms.items() if uid in clearing}
+    return Ledger(in_flight, turns, held, accepted, rejected, made, avoided, lately, clearing, rooms)
 
 
 def still_due(ledger: Ledger, decision: Decision) -> Decision:
@@ -95,6 +97,7 @@ def after_carrying_out(
         _avoiding(ledger.avoided, taken_back),
         ledger.lately,
         ledger.clearing,
+        ledger.rooms,
     )
 
 

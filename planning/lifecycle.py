@@ -13,8 +13,9 @@ from typing import Literal
 
 from crds.gpuworkload import RetryPolicy
 from planning.backoff import delay
-from planning.model import JobView, NodeView, PodView, Turn, Verdict, WorkloadView
+from planning.model import JobView, NodeView, Places, PodView, Turn, Verdict, WorkloadView
 from planning.naming import spec_hash
+from planning.places import on_nodes, pods_in
 
 StepKind = Literal["follow", "finish", "retry", "again", "suspend", "withdrawn", "queued", "tear_down", "gone"]
 
@@ -51,7 +52,9 @@ class FailureDetail:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One look at a workload. `node` is that of its newest Job (None: deleted, or no Job); `pods` are the live ones."""
+    """One look at a workload. `node` is that of its newest Job (None: deleted, or no Job), of a gang's nodes the first
+    that is amiss, by the name of `node_name` ('' for a single one); `pods` are the live ones.
+    """
 
     now: float
     workload: WorkloadView | None
@@ -59,6 +62,7 @@ class Observation:
     pods: tuple[PodView, ...] = ()
     node: NodeView | None = None
     failure: FailureDetail | None = None
+    node_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,7 @@ class Step:
     finished_at: float | None = None
     patch_deadline: bool = False
     deadline: int | None = None
+    places: Places = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,15 +172,15 @@ def next_step(observation: Observation, turn: Turn, verdict: Verdict | None, jit
         return replace(
             _of(newest, "suspend", case, phase="Pending", reason="Suspended", delete=refs),
             turn=_after(newest, case),
-            message=f"suspended; Job {newest.name} is taken back from node {newest.node}",
+            message=f"suspended; Job {newest.name} is taken back from {where(newest)}",
         )
     if newest.preempted:
         # The ledger takes it back when its pods are gone, and tells of it itself.
         return Step("queued", turn, phase="Scheduling", reason=PREEMPTED, message=f"Job {newest.name} is being stopped")
     if edited:
         message = (
-            f"the spec was edited after Job {newest.name} had been made from it; the Job is taken back from node "
-            f"{newest.node} and the workload is placed anew with the spec as it is now"
+            f"the spec was edited after Job {newest.name} had been made from it; the Job is taken back from "
+            f"{where(newest)} and the workload is placed anew with the spec as it is now"
         )
         return _again(newest, case, SPEC_EDITED, message)
     return _follow(case, workload, newest)
@@ -223,24 +228,24 @@ def _tear_down(seen: Observation, workload: WorkloadView, turn: Turn, refs: tupl
 
 def _failed(case: _Case, job: JobView) -> Step:
     """A Job that failed: which cause, and whether it is counted."""
-    node = case.seen.node
+    node, name = case.seen.node, case.seen.node_name or job.node
     if job.reason == "DeadlineExceeded":
         limit = f" of {job.active_deadline} s" if job.active_deadline else ""
-        message = f"Job {job.name} ran beyond its activeDeadlineSeconds{limit} on node {job.node}; this is not retried"
+        message = f"Job {job.name} ran beyond its activeDeadlineSeconds{limit} on {where(job)}; this is not retried"
         step = _of(job, "finish", case, phase="Failed", reason=DEADLINE_EXCEEDED, message=message)
         return replace(step, failure=_METRIC[DEADLINE_EXCEEDED], delete=_litter(case.seen.jobs))
     base = _of(job, "retry", case)
     if job.reason == "PodFailurePolicy":
         if node is None:
-            message = f"node {job.node} was deleted while Job {job.name} ran there"
+            message = f"node {name} was deleted while Job {job.name} ran there"
             return _count(case, base.turn, NODE_LOST, message, base)
         if node.out_of_service:
-            message = f"node {job.node} was taken out of service while Job {job.name} ran there"
+            message = f"node {name} was taken out of service while Job {job.name} ran there"
             return _count(case, base.turn, NODE_LOST, message, base)
         why = _cut(job.message) or "its pod was evicted, preempted or drained"
-        message = f"Job {job.name} lost its place on node {job.node}: {why}; no retry is counted"
+        message = f"Job {job.name} lost its place on {where(job)}: {why}; no retry is counted"
         return _again(job, case, EVICTED, message)
-    return _count(case, base.turn, JOB_FAILED, f"Job {job.name} failed on node {job.node}: {_cause(case, job)}", base)
+    return _count(case, base.turn, JOB_FAILED, f"Job {job.name} failed on {where(job)}: {_cause(case, job)}", base)
 
 
 def _count(case: _Case, turn: Turn, reason: str, cause: str, base: Step) -> Step:
@@ -268,28 +273,27 @@ def _again(job: JobView, case: _Case, reason: str, message: str) -> Step:
 
 
 def _follow(case: _Case, workload: WorkloadView, job: JobView) -> Step:
-    seen, node = case.seen, case.seen.node
+    seen, node, name = case.seen, case.seen.node, case.seen.node_name or job.node
     mine = [pod for pod in seen.pods if pod.job_name == job.name]
-    running = job.ready or any(pod.running and not pod.terminating for pod in mine)
+    running = job.ready or (not job.places and any(pod.running and not pod.terminating for pod in mine))
     blocked = next((pod.blocked for pod in mine if pod.blocked and not pod.node), "")
     reason = "Running" if running else "JobCreated"
     if node is None:
         reason, message = (
             "NodeGone",
-            f"node {job.node} is gone; "
-            + ("its pods are not removed yet" if mine else "waiting for the Job to notice"),
+            f"node {name} is gone; " + ("its pods are not removed yet" if mine else "waiting for the Job to notice"),
         )
     elif node.out_of_service:
-        reason, message = "NodeOutOfService", f"node {job.node} is out of service; its pods are not removed yet"
+        reason, message = "NodeOutOfService", f"node {name} is out of service; its pods are not removed yet"
     elif not node.ready:
         since = f" since {_moment(node.not_ready_since)}" if node.not_ready_since is not None else ""
-        reason, message = "NodeNotReady", f"node {job.node} has not been ready{since}; waiting for it"
+        reason, message = "NodeNotReady", f"node {name} has not been ready{since}; waiting for it"
     elif running:
-        message = f"running on node {job.node}"
+        message = f"running on {where(job)}" + _part(workload, job)
     elif blocked:
-        message = f"Job {job.name} waits for its place on node {job.node}: {_cut(blocked)}"
+        message = f"Job {job.name} waits for its place on {where(job)}: {_cut(blocked)}"
     else:
-        message = f"Job {job.name} was created on node {job.node}"
+        message = f"Job {job.name} was created on {where(job)}" + _part(workload, job)
     if workload.spec is None:
         message += f"; the spec is not valid any more ({_cut(workload.invalid)})"
     step = _of(job, "follow", case, phase="Running" if running else "Scheduled", reason=reason, message=message)
@@ -307,7 +311,7 @@ def _of(
         kind, Turn(job.attempt, max(job.retries, case.turn.retries)),
         phase=phase, reason=reason, message=message, delete=delete,
         job_name=job.name, node=job.node, strategy=job.strategy, created=job.created, started=job.started,
-        finished_at=(job.finished_at or case.seen.now) if job.finished else None,
+        finished_at=(job.finished_at or case.seen.now) if job.finished else None, places=job.places,
     )  # fmt: skip
 
 
@@ -318,8 +322,19 @@ def _after(job: JobView, case: _Case) -> Turn:
 
 def _done(job: JobView) -> str:
     if job.started is not None and job.finished_at is not None and job.finished_at >= job.started:
-        return f"Job {job.name} completed on node {job.node} in {job.finished_at - job.started:.0f} s"
-    return f"Job {job.name} completed on node {job.node}"
+        return f"Job {job.name} completed on {where(job)} in {job.finished_at - job.started:.0f} s"
+    return f"Job {job.name} completed on {where(job)}"
+
+
+def where(job: JobView) -> str:
+    """`node a`; of a gang's nodes the first few."""
+    return on_nodes(node for node, _ in job.places or ((job.node, 1),))
+
+
+def _part(workload: WorkloadView, job: JobView) -> str:
+    """How many of a gang's pods were placed."""
+    pods = pods_in(job.places)
+    return f", {pods} of {workload.spec.replicas if workload.spec else pods} pods" if pods else ""
 
 
 def _cause(case: _Case, job: JobView) -> str:

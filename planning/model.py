@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 WHOLE = 1000
 Devices = tuple[int, ...]
 """Free thousandths of each of a node's GPUs, the most first."""
+Places = tuple[tuple[str, int], ...]
+"""Nodes and how many of a gang's pods each gets, in the order of the pods' indices; none for a single pod."""
 
 # The label by which NVIDIA's feature discovery, and berth for all others, tells a node's GPU model.
 GPU_MODEL_LABEL = "nvidia.com/gpu.product"
@@ -89,11 +91,16 @@ class PodView:
     gone_by: float | None = None  # of a terminating one: when its grace period ends
     running: bool = False
     blocked: str = ""  # why the kube-scheduler could not bind it, in its words
+    index: int = -1  # which of its Job's pods it is; -1 unless they are numbered
+    gated: bool = False  # the kube-scheduler leaves it alone until berth has told it its node
 
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """A Job that berth made. `finished` is '', 'Complete' or 'Failed'; `reason` and `message` are the Job's own."""
+    """A Job that berth made. `finished` is '', 'Complete' or 'Failed'; `reason` and `message` are the Job's own.
+
+    A gang's has `places`, of which `node` is the first. It is `ready` once all its pods are, or have ended well.
+    """
 
     uid: str
     namespace: str
@@ -119,6 +126,9 @@ class JobView:
     withdrawn: bool = False  # the ledger marked it before it took it back; nobody else's deletion looks like this
     preempted: bool = False  # the ledger suspended it so that others get its place; it goes when its pods are gone
     backfill: float | None = None  # it was given what is kept for somebody: until when it may keep it (0: on demand)
+    places: Places = ()
+    done: frozenset[int] = frozenset()  # of a gang: the indices of those that have ended well
+    missing: int = 0  # of a gang: pods that the Job controller has yet to create; 0 once one has failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +212,9 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One promise of GPUs: this workload's next Job goes to this node."""
+    """One promise of GPUs: this workload's next Job goes to this node, or a gang's pods to these `places`, of which
+    `node` is the first. `requests` are one pod's.
+    """
 
     uid: str
     namespace: str
@@ -215,6 +227,7 @@ class Assignment:
     strategy: str
     job_name: str
     backfill: float | None = None  # what it gets is kept for somebody else: until when it may have it (0: on demand)
+    places: Places = ()
 
 
 # Nodes remembered for a workload: enough for the usual cause (a zone, a kind of node), small in every history.
@@ -252,6 +265,7 @@ class Ledger:
     avoided: workloads that were withdrawn since a pod of theirs was last bound -> where; other nodes go first.
     lately: what each tenant held on average, by the name of its GPUQuota.
     clearing: workloads for which others are being stopped -> their generation; they go first until they are placed.
+    rooms: where room is being made for those, so that of several none takes another's; pods by node.
     """
 
     in_flight: dict[str, Assignment] = field(default_factory=dict)
@@ -263,6 +277,7 @@ class Ledger:
     avoided: dict[str, Avoided] = field(default_factory=dict)
     lately: dict[str, Lately] = field(default_factory=dict)
     clearing: dict[str, int] = field(default_factory=dict)
+    rooms: dict[str, Places] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,6 +386,18 @@ class Expectation:
 
 
 @dataclass(frozen=True, slots=True)
+class Pin:
+    """A gang all of whose pods are there, gated: each is told its node, and its gate is lifted."""
+
+    uid: str
+    namespace: str
+    name: str
+    job_name: str
+    job_uid: str
+    places: Places
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """What one round decided. The ledger applies it as it stands; nothing of it is decided again."""
 
@@ -391,3 +418,5 @@ class Decision:
     lately: dict[str, Lately] = field(default_factory=dict)  # of all tenants, where it was reckoned anew
     completions: list[Completion] = field(default_factory=list)
     expected: list[Expectation] = field(default_factory=list)  # statuses to tell when their workload starts
+    pins: list[Pin] = field(default_factory=list)
+    rooms: dict[str, Places] = field(default_factory=dict)  # for whom room is made elsewhere than the ledger knows

@@ -28,6 +28,7 @@ RETRIES_ANNOTATION = f"{GROUP}/retries"
 STRATEGY_ANNOTATION = f"{GROUP}/strategy"  # on a Job: who chose its node; on a namespace: its default
 NODE_ANNOTATION = f"{GROUP}/node"
 REQUESTS_ANNOTATION = f"{GROUP}/requests"
+PLACES_ANNOTATION = f"{GROUP}/places"  # on a gang's Job: where its pods go
 SPEC_HASH_ANNOTATION = f"{GROUP}/spec-hash"  # on a Job: of the spec that it was made from
 PREEMPTED_ANNOTATION = f"{GROUP}/preempted"  # on a Job that the ledger suspended: for whom
 BACKFILL_ANNOTATION = f"{GROUP}/backfill"  # on a Job whose room is kept for a workload before it: until when, or 0
@@ -35,6 +36,8 @@ WITHDRAWN_ANNOTATION = f"{GROUP}/withdrawn"  # on a Job that the ledger takes ba
 SIMULATED_LABEL = f"{GROUP}/simulated"  # on a node that nobody runs anything on: "true"
 
 CONTAINER = "gpu-workload"
+GATE = f"{GROUP}/placement"  # keeps the scheduler off a gang's pods until all are there
+INDEX_KEY = "batch.kubernetes.io/job-completion-index"  # label that the Job controller writes on pods
 JOB_SELECTOR = f"{CONTROLLER_LABEL}={CONTROLLER_VALUE}"
 
 _LIMIT = 63
@@ -73,15 +76,16 @@ def profile_name(model_name: str) -> str:
     return f"{kept}-{short_hash(model_name)}" if kept else short_hash(model_name)
 
 
-def job_name(cr_name: str, uid: str, attempt: int) -> str:
-    """`<cr name, cut>-<first 8 of the uid>-<attempt>`: a DNS label of at most 63 characters.
+def job_name(cr_name: str, uid: str, attempt: int, *, indexed: bool = False) -> str:
+    """`<cr name, cut>-<first 8 of the uid>-<attempt>`: a DNS label of at most 63 characters, of which the hostnames of
+    pods that are `indexed` need four more.
 
     The uid makes it unique, so a cut name needs no hash. Dots (allowed in a resource's name, not in a label) become
     dashes, since pods and hostnames derive from a Job's name.
     """
     uid8 = re.sub(r"[^a-z0-9]", "", uid.lower())[:8] or short_hash(uid)
     tail = f"-{uid8}-{attempt}"
-    head = re.sub(r"[^a-z0-9-]+", "-", cr_name.lower()).strip("-")[: _LIMIT - len(tail)].strip("-")
+    head = re.sub(r"[^a-z0-9-]+", "-", cr_name.lower()).strip("-")[: _LIMIT - 4 * indexed - len(tail)].strip("-")
     return f"{head or 'w'}{tail}"
 
 

@@ -11,9 +11,10 @@ from dataclasses import replace
 from itertools import chain
 
 from crds.settings import Settings
-from planning import status
+from planning import gates, status
 from planning.capacity import Belongings, holdings, room, standing
 from planning.endings import completions
+from planning.filters import Constraints
 from planning.floor import Floor, Wish
 from planning.jobs import refusal as spec_refusal
 from planning.lifecycle import PREEMPTED, WITHDRAWN
@@ -29,18 +30,18 @@ from planning.model import (
     Waiting,
     WorkloadView,
 )
+from planning.places import gang_of
 from planning.preemption import Preemptor, candidates, next_stoppable
 from planning.queue import in_order, turn_in_queue
 from planning.quotas import Books, opened, remembered
 from planning.strategy_names import not_installed, strategy_name
-from planning.turns import Told, Turns, wait
+from planning.turns import NEXT_ROUND, Told, Turns, wait
 from planning.withdrawals import next_deadline, to_reconsider, withdrawals
 
 INVALID = "Invalid"
 UNKNOWN_STRATEGY = "UnknownStrategy"
 TEMPLATE_REFUSED = "TemplateRefused"
 WAITING_FOR_PODS = "WaitingForPods"
-NEXT_ROUND = "NextRound"  # this one was full
 
 # Seconds between two times that the ledger takes down what each tenant holds.
 _LATELY = 60.0
@@ -63,7 +64,11 @@ def decide(
     for withdrawal in withdrawals(snapshot, mine, settings):
         if told.affords(withdrawal.message):
             told.decision.withdrawals.append(withdrawal)
-    ended, told.more = completions(snapshot, mine)
+    ended, more = completions(snapshot, mine)
+    told.more |= more
+    starting = list(gates.starts(snapshot, mine))
+    if starting:
+        _start(starting, snapshot, settings, memory, told)
     queue = _queue(snapshot, ledger, settings, mine, promised, memory, told)
     held = list(holdings(snapshot, promised, mine))
     floor = Floor(snapshot, settings, room(snapshot.nodes, held), memory)
@@ -77,8 +82,9 @@ def decide(
         return ledger.clearing.get(wish.view.uid) == wish.view.generation
 
     promised_room = [wish for wish in queue if has_word(wish)]
+    turns.hold(promised_room)
     rest = [wish for wish in queue if not has_word(wish)]
-    order = in_order(rest, lambda wish: (wish.view, wish.shape.requests), books, ledger.lately, snapshot.now)
+    order = in_order(rest, lambda wish: (wish.view, wish.need), books, ledger.lately, snapshot.now)
     waiting = {wish.view.uid for wish in queue}
     for wish in chain(sorted(promised_room, key=lambda wish: turn_in_queue(wish.view)), order):
         if len(told.decision.assignments) >= limit:
@@ -91,6 +97,7 @@ def decide(
     told.reasons[PREEMPTED] += sum(job.preempted and not job.finished for job in snapshot.jobs)
     due = (
         next_deadline(snapshot, mine, settings, bool(told.decision.assignments or promised)),
+        gates.next_look(starting, settings, snapshot.now),
         next_stoppable(snapshot, mine, settings) if told.queued else None,
     )
     return replace(
@@ -106,6 +113,23 @@ def decide(
         completions=ended,
         cleared=[uid for uid in ledger.clearing if uid not in turns.awaiting and uid not in waiting],
     )
+
+
+def _start(starting: list[gates.Start], snapshot: Snapshot, settings: Settings, memory: Memory, told: Told) -> None:
+    """Gangs whose pods are all there are told their nodes; those that cannot start are taken back."""
+    nodes = {node.name: node for node in snapshot.nodes}
+
+    def demands(view: WorkloadView) -> Constraints:
+        return memory.shape(view.spec, settings).constraints if view.spec is not None else Constraints()
+
+    taken_back = set()
+    for withdrawal in gates.withdrawals(starting, nodes, demands, settings, snapshot.now):
+        taken_back.add(withdrawal.job_uid)
+        if told.affords(withdrawal.message):
+            told.decision.withdrawals.append(withdrawal)
+    for pin in gates.pins(starting, nodes, demands, taken_back):
+        if told.affords("", sum(len(name) for name, _ in pin.places)):
+            told.decision.pins.append(pin)
 
 
 def _queue(
@@ -165,7 +189,7 @@ def _examine(
             return wait(view, TEMPLATE_REFUSED, "the API server refused spec.template in a dry run; edit the spec")
         if ledger.accepted.get(view.uid) != view.generation:
             return wait(view, status.EXAMINING, "the template is being checked by a dry run")
-    return Wish(view, turn, memory.shape(spec, settings), name, spec.retry_policy.max_retries)
+    return Wish(view, turn, memory.shape(spec, settings), name, spec.retry_policy.max_retries, gang_of(spec))
 
 
 def _lately(books: Books, ledger: Ledger, now: float) -> dict[str, Lately]:

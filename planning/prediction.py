@@ -15,6 +15,7 @@ from planning.durations import Durations
 from planning.memory import Memory
 from planning.model import Assignment, JobView, Ledger, PodView, Snapshot, WorkloadView
 from planning.placement import decide
+from planning.places import ranks
 
 # Rounds that are looked ahead at most; in a large cluster fewer, for each looks at every node and workload, and each of
 # them lets more than one run end.
@@ -64,12 +65,14 @@ class _Future:
         job = JobView(
             f"future-{place.uid}", view.namespace, place.job_name, 0, place.uid, place.turn.attempt, place.turn.retries,
             place.node, place.requests, self.now, self.now, ready=True, counted=True, backfill=place.backfill,
-            active_deadline=view.spec.active_deadline_seconds if view.spec else None,
+            active_deadline=view.spec.active_deadline_seconds if view.spec else None, places=place.places,
         )  # fmt: skip
         self.jobs[place.uid] = job
-        self.pods[job.uid] = PodView(
-            job.uid, view.namespace, job.name, 0, job.node, job.requests, view.uid, job.name, running=True
-        )
+        for index, node in enumerate(ranks(place.places) or [place.node]):
+            uid = f"{job.uid}-{index}"
+            self.pods[uid] = PodView(
+                uid, view.namespace, job.name, 0, node, job.requests, view.uid, job.name, running=True, index=index
+            )
         end = self.end_of(view, self.now)
         if end is not None:
             heappush(self.ends, (end, place.uid))

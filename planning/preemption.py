@@ -9,32 +9,37 @@ None of these holds both ways, so no two can stop each other in turn.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
 
 from crds.settings import Settings
 from planning.capacity import Belongings, Holding, Room
-from planning.filters import lacking
+from planning.filters import lacking, slots, slots_when_empty
 from planning.floor import Floor, Wish
+from planning.gangs import domain_of
 from planning.model import JobView, NodeView, Resources, Snapshot, WorkloadView
+from planning.places import Gang, times
 from planning.queue import turn_in_queue
 from planning.quotas import Books, above, firm, vector
 
-# What a round may spend: preemptors served, victims of one, and searches for one tenant.
+# What a round may spend: preemptors served, victims of one (more for a large gang) and of all, searches for one tenant.
 _SERVED = 8
 _VICTIMS = 32
+_ALL_VICTIMS = 256
 _SEARCHES = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A running Job. `requests`: what its pods hold; `lost`: the GPU-seconds of its run so far; `firm`: it may not be
-    preempted, but for what it should not have; `young`: it has not run for the minimum.
+    """A running Job. `held`: what its pods hold, by node, in all `requests`; `lost`: the GPU-seconds of its run so far;
+    `firm`: it may not be preempted, but for what it should not have; `young`: it has not run for the minimum.
     """
 
     job: JobView
     view: WorkloadView
+    held: Mapping[str, Resources]
     requests: Resources
     lost: float
     firm: bool
@@ -49,9 +54,9 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Clearing:
-    """A node on which there will be room once all of `victims` are gone, and those that are going already."""
+    """Nodes on which there will be room for so many pods once all of `victims` are gone, and those that are going."""
 
-    node: str
+    places: Mapping[str, int]
     victims: tuple[Candidate, ...]
 
 
@@ -66,17 +71,18 @@ def candidates(snapshot: Snapshot, mine: Belongings, settings: Settings) -> list
             if job.finished or job.deleting or job.preempted or job.withdrawn:
                 continue
             # What the pods hold, for a Job's own annotations may say anything.
-            here = [pod for pod in pods if pod.job_name == job.name and pod.node == job.node]
-            held = [pod.requests for pod in here if not pod.terminating]
+            held, asked = dict[str, Room](), Room(0, 0, 0, 0)
+            for pod in pods:
+                if pod.job_name == job.name and pod.node and not pod.terminating:
+                    held.setdefault(pod.node, Room(0, 0, 0, 0)).give_back(pod.requests)
+                    asked.give_back(pod.requests)
             if not held:
                 continue
             since = job.started if job.started is not None else job.created
-            asked = Room(0, 0, 0, 0)
-            for each in held:
-                asked.give_back(each)
             age = max(0.0, snapshot.now - since)
             young = age < settings.minimum_runtime_seconds
-            found.append(Candidate(job, view, asked.as_resources(), age * asked.gpus, firm(view), young))
+            by_node = {name: each.as_resources() for name, each in held.items()}
+            found.append(Candidate(job, view, by_node, asked.as_resources(), age * asked.gpus, firm(view), young))
     return sorted(found, key=lambda each: each.cost)
 
 
@@ -107,13 +113,14 @@ class Preemptor:
             self._coming.setdefault(each.node, Room(0, 0, 0, 0)).give_back(each.requests)
         self._by_node: dict[str, list[Candidate]] = {}
         for candidate in found:
-            self._by_node.setdefault(candidate.job.node, []).append(candidate)
+            for node in candidate.held:
+                self._by_node.setdefault(node, []).append(candidate)
         self._views = views
         self._gone: set[str] = set()
         self._in_vain: dict[tuple[object, ...], int] = {}  # the highest rank that searched in vain
         self._searches: Counter[str] = Counter()  # by tenant
         self._now = now
-        self._served = 0
+        self._served = self._stopped = 0
 
     def clear(self, wish: Wish, *, head: bool) -> Clearing | None:
         """Where room is made for the workload, and by whom; None if nobody can or may be stopped for it. `head`: of
@@ -121,9 +128,9 @@ class Preemptor:
         """
         if not self._leaving and not self._candidates:
             return None
-        view, shape, is_firm = wish.view, wish.shape, firm(wish.view)
+        view, is_firm = wish.view, firm(wish.view)
         account, rank = self._books.tenant(view.namespace), view.spec.priority_value if view.spec else 0
-        key = (account.name, shape, is_firm, head)
+        key = (account.name, wish.kind, is_firm, head)
         if self._in_vain.get(key, rank - 1) >= rank or self._searches[account.name] >= _SEARCHES:
             return None
         self._searches[account.name] += 1
@@ -137,18 +144,21 @@ class Preemptor:
             self._in_vain[key] = rank
         elif found.victims:
             self._served += 1
-            if self._served > _SERVED:
+            if self._served > _SERVED or self._stopped + len(found.victims) > _ALL_VICTIMS:
                 return None
         return found
 
     def reserve(self, wish: Wish, found: Clearing) -> None:
         """From now on the room is the workload's: neither that nor its quota is given to anybody else in this round."""
         self._gone |= {each.job.uid for each in found.victims}
+        self._stopped += len(found.victims)
         for each in found.victims:
-            self._coming.setdefault(each.job.node, Room(0, 0, 0, 0)).give_back(each.requests)
-            self._leaving.append(Holding(each.view.namespace, each.view.uid, each.job.node, each.requests, True))
-        self._floor.reserve(found.node, wish.shape.requests)
-        self._books.take(wish.view.namespace, wish.shape.requests, firm=firm(wish.view))
+            for node, held in each.held.items():
+                self._coming.setdefault(node, Room(0, 0, 0, 0)).give_back(held)
+                self._leaving.append(Holding(each.view.namespace, each.view.uid, node, held, True))
+        for node, pods in found.places.items():
+            self._floor.reserve(node, times(wish.shape.requests, pods))
+        self._books.take(wish.view.namespace, wish.need, firm=firm(wish.view))
 
     def _kind(self, holding: Holding) -> bool:
         return firm(self._views.get((holding.namespace, holding.workload_uid)))
@@ -158,8 +168,79 @@ class Preemptor:
         with self._without(chosen):
             if not self._enough_quota(wish, chosen, head):
                 return None
+            if wish.gang is not None:
+                return self._for_gang(wish, wish.gang, chosen, head)
             options = [each for node in self._floor.allowed(wish.shape) if (each := self._on(node, wish, chosen, head))]
-            return min(options, key=lambda each: (_price(each), each.node), default=None)
+            return min(options, key=lambda each: (_price(each), *each.places), default=None)
+
+    def _for_gang(self, wish: Wish, gang: Gang, chosen: list[Candidate], head: bool) -> Clearing | None:
+        """The cheapest domain, where all must be in one; else all nodes are."""
+        domains: dict[str, list[NodeView]] = {}
+        for node in self._floor.allowed(wish.shape):
+            domains.setdefault(domain_of(gang, node) if gang.required else "", []).append(node)
+        if gang.required:
+            domains.pop("", None)
+        options = []
+        for domain, nodes in sorted(domains.items()):
+            empty = sum(slots_when_empty(wish.shape, node) for node in nodes)
+            if empty >= gang.least and (each := self._among(nodes, wish, gang.least, chosen, head)):
+                options.append((_price(each), domain, each))
+        return min(options, key=lambda each: each[:2])[2] if options else None
+
+    def _among(
+        self, nodes: list[NodeView], wish: Wish, pods: int, chosen: list[Candidate], head: bool
+    ) -> Clearing | None:
+        """Who must go from these nodes, beside those chosen for the quota, so that all of so many pods fit there."""
+        need, names = wish.shape.requests, {node.name for node in nodes}
+        free = {name: self._free(name, chosen) for name in names}
+        fits = {name: slots(need, room) for name, room in free.items()}
+        more: list[Candidate] = []
+
+        def stop(each: Candidate, sign: int) -> None:
+            """It goes, or stays after all."""
+            for name in each.held.keys() & names:
+                (free[name].give_back if sign > 0 else free[name].take)(each.held[name])
+                fits[name] = slots(need, free[name])
+
+        with self._without(more):
+            steps = [step for name in sorted(names) if (step := self._step(name, wish, free[name], chosen, head))]
+            heapify(steps)
+            while steps and sum(fits.values()) < pods and len(more) + len(chosen) < _most_victims(pods):
+                price, name, _ = heappop(steps)
+                now = self._step(name, wish, free[name], [*chosen, *more], head)
+                if now is None or now[0] > price:  # others went meanwhile, or it is entitled no more
+                    if now is not None:
+                        heappush(steps, now)
+                    continue
+                for each in now[2]:
+                    self._stop(each, more)
+                    stop(each, 1)
+                if again := self._step(name, wish, free[name], [*chosen, *more], head):
+                    heappush(steps, again)
+            if sum(fits.values()) < pods:
+                return None
+            needed = self._spared(wish, [*chosen, *more], stop, lambda: sum(fits.values()) >= pods)
+        places = dict[str, int]()
+        for name in sorted(names, key=lambda name: (-fits[name], name)):
+            if share := min(fits[name], pods - sum(places.values())):
+                places[name] = share
+        return Clearing(places, tuple(needed))
+
+    def _step(
+        self, node: str, wish: Wish, free: Room, stopped: list[Candidate], head: bool
+    ) -> tuple[tuple[float, ...], str, tuple[Candidate, ...]] | None:
+        """Who must go from a node so that one more pod fits there; the cheapest step comes first."""
+        need, left, going = wish.shape.requests, replace(free), list[Candidate]()
+        before = slots(need, left)
+        for each in self._by_node.get(node, ()):
+            if each in stopped or not self._entitled(wish, each, head):
+                continue
+            going.append(each)
+            left.give_back(each.held[node])
+            if gained := slots(need, left) - before:
+                lost = sum(one.lost for one in going) / gained
+                return (going[-1].cost[1], len(going) / gained, lost), node, tuple(going)
+        return None
 
     @contextmanager
     def _without(self, stopped: list[Candidate]) -> Iterator[None]:
@@ -178,11 +259,11 @@ class Preemptor:
 
     def _enough_quota(self, wish: Wish, chosen: list[Candidate], head: bool) -> bool:
         """Stops candidates until the tenant's quota suffices."""
-        view, need, is_firm = wish.view, wish.shape.requests, firm(wish.view)
+        view, need, is_firm = wish.view, wish.need, firm(wish.view)
         account = self._books.tenant(view.namespace)
         cohorts = {each.name for each in above(account)}
         while (short := self._books.short(view.namespace, need, firm=is_firm)) is not None:
-            if short.firm or len(chosen) >= _VICTIMS:
+            if short.firm or len(chosen) >= _most_victims(wish.gang.least if wish.gang is not None else 1):
                 return False
             for each in self._candidates:
                 theirs = self._books.tenant(each.view.namespace)
@@ -197,43 +278,51 @@ class Preemptor:
 
     def _on(self, node: NodeView, wish: Wish, chosen: list[Candidate], head: bool) -> Clearing | None:
         """Who must go from this node, beside those chosen for the quota; None if it cannot be cleared."""
-        need, free = wish.shape.requests, self._free(node.name, chosen)
+        need, free = wish.need, self._free(node.name, chosen)
         more: list[Candidate] = []
         with self._without(more):
             for each in self._by_node.get(node.name, ()):
                 if not lacking(need, free) or len(more) + len(chosen) >= _VICTIMS:
                     break
                 if each not in chosen and self._entitled(wish, each, head):
-                    free.give_back(each.requests)
+                    free.give_back(each.held[node.name])
                     self._stop(each, more)
         if lacking(need, free):
             return None
-        needed = [*chosen, *more]
+
+        def stop(each: Candidate, sign: int) -> None:
+            if node.name in each.held:
+                (free.give_back if sign > 0 else free.take)(each.held[node.name])
+
         with self._without(more):
-            for each in sorted(needed, key=lambda each: each.cost, reverse=True):
-                here = each.job.node == node.name
-                if here:
-                    free.take(each.requests)
-                self._books.take(each.view.namespace, each.requests, firm=each.firm)
-                if (
-                    lacking(need, free)
-                    or self._books.short(wish.view.namespace, need, firm=firm(wish.view)) is not None
-                ):
-                    if here:
-                        free.give_back(each.requests)
-                    self._books.give_back(each.view.namespace, each.requests, firm=each.firm)
-                else:
-                    needed.remove(each)
-            for each in (each for each in (*chosen, *more) if each not in needed):
-                self._books.give_back(each.view.namespace, each.requests, firm=each.firm)
-        return Clearing(node.name, tuple(needed))
+            needed = self._spared(wish, [*chosen, *more], stop, lambda: not lacking(need, free))
+        return Clearing({node.name: 1}, tuple(needed))
+
+    def _spared(
+        self, wish: Wish, stopped: list[Candidate], stop: Callable[[Candidate, int], None], fits: Callable[[], bool]
+    ) -> list[Candidate]:
+        """Those without whom it would not do: the dearest are let off first. `stop` tells the nodes who goes, or with
+        -1 that somebody stays; `fits`: whether there is room.
+        """
+        needed = list(stopped)
+        for each in sorted(stopped, key=lambda each: each.cost, reverse=True):
+            stop(each, -1)
+            self._books.take(each.view.namespace, each.requests, firm=each.firm)
+            if fits() and self._books.short(wish.view.namespace, wish.need, firm=firm(wish.view)) is None:
+                needed.remove(each)
+                continue
+            stop(each, 1)
+            self._books.give_back(each.view.namespace, each.requests, firm=each.firm)
+        for each in (each for each in stopped if each not in needed):
+            self._books.give_back(each.view.namespace, each.requests, firm=each.firm)
+        return needed
 
     def _entitled(self, wish: Wish, each: Candidate, head: bool) -> bool:
         """Whether this workload may stop that one, as the books stand."""
         mine, theirs = (self._books.tenant(view.namespace) for view in (wish.view, each.view))
         if each.job.uid in self._gone or each.view.uid == wish.view.uid:
             return False
-        within, borrowing = not self._books.borrows(mine, wish.shape.requests), self._books.borrows(theirs)
+        within, borrowing = not self._books.borrows(mine, wish.need), self._books.borrows(theirs)
         if head and self._had_on_demand(each):
             if theirs is mine:
                 return turn_in_queue(wish.view) < turn_in_queue(each.view)
@@ -255,9 +344,13 @@ class Preemptor:
         if coming is not None:
             free.give_back(Resources(coming.gpus, coming.cpu_milli, coming.memory, coming.pods))
         for each in stopped:
-            if each.job.node == node:
-                free.give_back(each.requests)
+            if node in each.held:
+                free.give_back(each.held[node])
         return free
+
+
+def _most_victims(pods: int) -> int:
+    return max(_VICTIMS, min(8 * pods, _ALL_VICTIMS))
 
 
 def _price(clearing: Clearing) -> tuple[int, int, float]:

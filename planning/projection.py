@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from planning.capacity import Belongings
 from planning.lifecycle import Observation, next_step
 from planning.model import JobView, NodeView, PodView, Turn, WorkloadView
+from planning.places import amiss
 from planning.status import Status, project, same
 
 
@@ -43,7 +44,8 @@ def lagging(
     found = []
     for view, job in due:
         pods_of = tuple(mine.pods.get((view.namespace, view.uid), ()))
-        seen = Observation(now=now, workload=view, jobs=(job,), pods=pods_of, node=by_name.get(job.node))
+        name, node = amiss(job, by_name.get)
+        seen = Observation(now=now, workload=view, jobs=(job,), pods=pods_of, node=node, node_name=name)
         step = next_step(seen, Turn(), None, 0.0)
         if step.kind != "follow" or (step.patch_deadline and view.generation > 1):
             continue  # its own workflow has something to do there (an edited deadline), and tells of it

@@ -12,8 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from crds.gpuworkload import SHOWN_NODES
 from planning.lifecycle import Step
 from planning.model import Turn, Waiting, WorkloadView
+from planning.places import on_nodes, pods_in
 from planning.times import timestamp
 
 Status = dict[str, Any]
@@ -37,6 +39,7 @@ _KEPT = (
     "strategy",
     "recommendation",
 )
+_OF_A_GANG = ("placedReplicas", "nodes")
 
 
 def waiting(
@@ -132,10 +135,11 @@ def condition(view: WorkloadView, kind: str) -> Mapping[str, Any]:
 def _followed(view: WorkloadView, step: Step, now: float) -> Status:
     running = step.phase == "Running"
     status = _start(view, step.phase, step.message) | _of_job(step)
+    told = f"on {on_nodes(node for node, _ in step.places or ((step.node, 1),))}"
     if step.created is not None:
         status["lastScheduleTime"] = timestamp(step.created)
     return _with_conditions(
-        view, status, now, accepted=_still_accepted(view), scheduled=(True, "JobCreated", f"on node {step.node}"),
+        view, status, now, accepted=_still_accepted(view), scheduled=(True, "JobCreated", told),
         running=(running, step.reason if step.reason != "JobCreated" else "NotRunning", step.message),
         suspended=(False, "NotSuspended", ""),
     )  # fmt: skip
@@ -194,6 +198,9 @@ def _of_job(step: Step) -> Status:
     }
     if step.strategy:
         status["strategy"] = step.strategy
+    if step.places:
+        status["placedReplicas"] = pods_in(step.places)
+        status["nodes"] = [{"name": node, "pods": pods} for node, pods in step.places[:SHOWN_NODES]]
     return status
 
 
@@ -208,6 +215,7 @@ def _start(view: WorkloadView, phase: str, message: str) -> Status:
         "message": cut,
         "observedGeneration": view.generation,
         **kept,
+        **{key: None for key in _OF_A_GANG if key in view.status},
         "nextRetryTime": None,
         "finishTime": None,
         "expectedStartTime": None,

@@ -7,20 +7,22 @@ the first of each tenant lacks of its quota: others use it only if they can be s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 
-from planning import status
+from planning import gangs, status
 from planning.capacity import Holding
-from planning.floor import Floor, Kept, Wish, kept_for
+from planning.fleet import Place
+from planning.floor import Floor, Kept, Kind, Wish, kept_for
 from planning.lifecycle import JOB_REFUSED, NO_SUITABLE_NODE
 from planning.model import (
     AVOIDED_NODES,
     Assignment,
     Decision,
     Ledger,
+    Places,
     Preemption,
     Resources,
     Turn,
@@ -29,6 +31,7 @@ from planning.model import (
     WorkloadView,
 )
 from planning.naming import job_name
+from planning.places import Gang, on_nodes, pods_in, times
 from planning.preemption import Preemptor
 from planning.quotas import Books, firm, topmost
 from planning.strategies import StrategyError
@@ -38,17 +41,24 @@ STRATEGY_FAILED = "StrategyFailed"
 WAITING_FOR_CAPACITY = "WaitingForCapacity"
 WAITING_FOR_QUOTA = "WaitingForQuota"
 PREEMPTING = "Preempting"
+NEXT_ROUND = "NextRound"  # this one was full
 
 # A decision goes through a history and must stay far below 1 MiB (law 4): beyond this the rest is left to the next
 # round. An entry's own size is its message and about this much for names and punctuation.
 _BUDGET = 384 * 1024
 _ENTRY = 448
+# What a gang's pod costs of that beside its node's name: it takes some time to place, too.
+_POD = 256
+# Characters of the places that may be promised at once: the ledger goes through the history with each round.
+_PLACES = 384 * 1024
 
-# For how many workloads room is kept at once: for one among those that compete for the same nodes.
+# For how many workloads room is kept at once, for one among those that compete for the same nodes; and on how many
+# nodes: for a gang it is kept on several.
 _KEPT = 64
+_KEPT_NODES = 1024
 
 _ADVICE = "{}; choose another (spec.schedulingStrategy), or mend it"
-_STOPPED = "preempted: its place on node {node} goes to {by}; it is queued again, and no retry is counted"
+_STOPPED = "preempted: its place on {nodes} goes to {by}; it is queued again, and no retry is counted"
 _PODLESS = (
     "no pod could be created for its Jobs: a quota, the namespace's PodSecurity level or a webhook refuses them "
     "(`kubectl get events` of the namespace names it)"
@@ -68,9 +78,11 @@ class Told:
     def queued(self) -> int:
         return self.reasons.total()
 
-    def affords(self, message: str) -> bool:
-        """Whether one more entry with this message still fits; else the rest is for the next round."""
-        cost = _ENTRY + len(message) * 2
+    def affords(self, message: str, beside: int = 0) -> bool:
+        """Whether one more entry with this message, and so many characters beside, still fits; else the rest is for the
+        next round.
+        """
+        cost = _ENTRY + len(message) * 2 + beside
         if cost > self.left:
             self.more = True
             return False
@@ -109,15 +121,40 @@ class Turns:
     borrowers: dict[str, str] = field(default_factory=dict)  # by topmost cohort, the first tenant that lacks quota
     releases: dict[str, list[tuple[float, Resources]]] = field(default_factory=dict)
     awaiting: set[str] = field(default_factory=set)  # UIDs for which others are being stopped
+    impossible: dict[Kind, str] = field(default_factory=dict)  # of gangs, why they can never run; '' if they can
+    keeping: int = 0  # workloads for which room is kept
+    longest: int = 0  # of the nodes' names
+    rooms: dict[str, list[tuple[Place, Resources]]] = field(default_factory=dict)  # held for whom others are stopped
+
+    def __post_init__(self) -> None:
+        self.longest = max((len(node.name) for node in self.floor.nodes), default=0)
+
+    def hold(self, wishes: Iterable[Wish]) -> None:
+        """Until it is their turn, nobody takes the room that is being made for these, nor what they need of quotas."""
+        for wish in wishes:
+            room = self.rooms.setdefault(wish.view.uid, [])
+            for node, pods in self.ledger.rooms.get(wish.view.uid, ()):
+                if node in self.floor.left:
+                    need = times(wish.shape.requests, pods)
+                    room.append((self.floor.reserve(node, need), need))
+            self.books.take(wish.view.namespace, wish.need, firm=firm(wish.view))
 
     def take(self, wish: Wish) -> None:
+        """The workload's turn."""
+        if wish.view.uid in self.rooms:
+            for place, held in self.rooms[wish.view.uid]:
+                self.floor.take_back(place, held)
+            self.books.give_back(wish.view.namespace, wish.need, firm=firm(wish.view))
+        self._take(wish)
+
+    def _take(self, wish: Wish) -> None:
         shape, view, books, told = wish.shape, wish.view, self.books, self.told
-        need, is_firm = shape.requests, firm(wish.view)
+        need, is_firm = wish.need, firm(wish.view)
         if wish.turn.retries > wish.limit:
             told.judged(wish, JOB_REFUSED, _PODLESS)
             return
-        if self.floor.never(shape):
-            told.judged(wish, NO_SUITABLE_NODE, self.floor.explain(shape))
+        if never := self._never(wish):
+            told.judged(wish, NO_SUITABLE_NODE, never)
             return
         if books.short(view.namespace, need, firm=is_firm) is not None:
             self._lacks_quota(wish)
@@ -130,27 +167,92 @@ class Turns:
                 return
         else:
             before = None
+        if wish.gang is not None and not self._affords(wish.gang):
+            told.reasons[NEXT_ROUND] += 1
+            return
         avoided = self.ledger.avoided.get(view.uid) if view.uid not in self.reconsidered else None
         try:
-            assignment, anew = _assigned(wish, self.floor, avoided.nodes if avoided else (), self.seed)
+            assignment, anew = self._assigned(wish, avoided.nodes if avoided else ())
         except StrategyError as failed:
             told.waits(view, STRATEGY_FAILED, partial(_ADVICE.format, failed))
             return
         if assignment is None:
             assignment = self._in_between(wish)
         if assignment is not None:
-            if before is not None or self._lent_on(wish):
+            taken = times(shape.requests, pods_in(assignment.places)) if assignment.places else need
+            if before is not None or self._lent_on(view, taken):
                 assignment = replace(assignment, backfill=0.0)
             told.decision.assignments.append(assignment)
-            books.take(view.namespace, need, firm=is_firm)
+            told.left -= self._cost(pods_in(assignment.places))
+            books.take(view.namespace, taken, firm=is_firm)
             if anew:
                 self.reconsidered.append(view.uid)
         else:
-            self.floor.full.add(shape)
+            self.floor.full.add(wish.kind)
             self._lacks_room(wish)
 
+    def _never(self, wish: Wish) -> str:
+        """Why the workload could not run even if all nodes were empty; '' if it could."""
+        if wish.gang is None:
+            return self.floor.explain(wish.shape) if self.floor.never(wish.shape) else ""
+        if wish.kind not in self.impossible:
+            self.impossible[wish.kind] = gangs.never(self.floor.nodes, wish.shape, wish.gang)
+        return self.impossible[wish.kind]
+
+    def _affords(self, gang: Gang) -> bool:
+        """Whether the places of one more gang can be told in this round, and remembered."""
+        if self._cost(gang.pods) > self.told.left:
+            self.told.more = True
+            return False
+        promised = [*self.ledger.in_flight.values(), *self.told.decision.assignments]
+        length = sum(len(name) for each in promised for name, _ in each.places)
+        return not length or length + gang.pods * self.longest <= _PLACES  # else when some were seen
+
+    def _cost(self, pods: int) -> int:
+        return pods * (self.longest + _POD)
+
+    def _assigned(self, wish: Wish, avoided: tuple[str, ...]) -> tuple[Assignment | None, bool]:
+        """The workload's place: on nodes where it was not withdrawn before, if there are; if not (True) it begins anew.
+
+        A strategy that always chooses alike would go round in a circle among the nodes that are remembered and the next
+        one. Where that many were tried in vain, chance goes on: it gets everywhere in the end.
+        """
+        if wish.kind in self.floor.full:
+            return None, False
+        strategy = Random.name if len(avoided) >= AVOIDED_NODES else wish.strategy
+        assignment, anew = self._found(wish, strategy, avoided), False
+        if assignment is None and avoided:
+            anew = True
+            assignment = self._found(wish, wish.strategy, ())
+        return assignment, anew and assignment is not None
+
+    def _found(self, wish: Wish, strategy: str, avoided: tuple[str, ...]) -> Assignment | None:
+        if wish.gang is None:
+            node = self.floor.take(wish, strategy, self.seed, avoided)
+            return _assignment(wish, node, strategy) if node else None
+        most = self._most(wish, wish.gang)
+        places = gangs.place(self.floor, wish, wish.gang, most, strategy, self.seed, avoided)
+        return _assignment(wish, places[0][0], strategy, places) if places else None
+
+    def _most(self, wish: Wish, gang: Gang) -> int:
+        """How many pods its tenant may have, beside the one before it where there is enough for both."""
+        namespace, is_firm = wish.view.namespace, firm(wish.view)
+        before = self.first.get(self.books.tenant(namespace).name)
+        if before is not None and not self._leaves_enough(before, wish):
+            before = None
+
+        def may(pods: int) -> bool:
+            need = times(wish.shape.requests, pods)
+            return self.books.short(namespace, _both(need, before), firm=is_firm) is None
+
+        low, high = gang.least, gang.pods
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if may(middle) else (low, middle - 1)
+        return low
+
     def _lacks_quota(self, wish: Wish) -> None:
-        view, need, is_firm = wish.view, wish.shape.requests, firm(wish.view)
+        view, need, is_firm = wish.view, wish.need, firm(wish.view)
         account = self.books.tenant(view.namespace)
         tenant = account.name
         behind, attainable = tenant in self.first, self.books.attainable(view.namespace, need, firm=is_firm)
@@ -167,11 +269,23 @@ class Turns:
         head = not self.floor.competes(wish.shape)
         if self._cleared(wish, head=head):
             return
-        self.told.waits(wish.view, WAITING_FOR_CAPACITY, partial(self.floor.explain, wish.shape))
-        if head and len(self.floor.kept) < _KEPT:
-            kept = kept_for(wish.view, wish.shape, self.floor, self._releases())
-            if kept is not None:
+        self.told.waits(wish.view, WAITING_FOR_CAPACITY, partial(self._lacking, wish))
+        if head and self.keeping < _KEPT and len(self.floor.kept) < _KEPT_NODES:
+            found = self._keep(wish)
+            self.keeping += bool(found)
+            for kept in found:
                 self.floor.keep(kept)
+
+    def _lacking(self, wish: Wish) -> str:
+        if wish.gang is None:
+            return self.floor.explain(wish.shape)
+        return gangs.explain_now(self.floor, wish.shape, wish.gang)
+
+    def _keep(self, wish: Wish) -> list[Kept]:
+        if wish.gang is not None:
+            return gangs.kept_for(wish, wish.gang, self.floor, self._releases())
+        kept = kept_for(wish.view, wish.shape, self.floor, self._releases())
+        return [] if kept is None else [kept]
 
     def _cleared(self, wish: Wish, *, head: bool) -> bool:
         """Whether room is being made for the workload; who must go is told to."""
@@ -181,8 +295,11 @@ class Turns:
             return False  # what comes free by itself is nobody's yet
         self.preemptor.reserve(wish, found)
         self.awaiting.add(wish.view.uid)
+        room = tuple(sorted(found.places.items()))
+        if room != self.ledger.rooms.get(wish.view.uid) and self.told.affords("", sum(len(name) for name, _ in room)):
+            self.told.decision.rooms[wish.view.uid] = room
         for each in found.victims:
-            message = _STOPPED.format(node=each.job.node, by=f"{wish.view.namespace}/{wish.view.name}")
+            message = _STOPPED.format(nodes=on_nodes(each.held), by=f"{wish.view.namespace}/{wish.view.name}")
             self.told.affords(message)  # it is for whom there is room now, so it is told in any case
             self.told.decision.preemptions.append(
                 Preemption(
@@ -192,23 +309,23 @@ class Turns:
                 )
             )  # fmt: skip
         names = sorted(f"{each.view.namespace}/{each.view.name}" for each in found.victims)
-        self.told.waits(wish.view, PREEMPTING, partial(_making_room, found.node, names))
+        self.told.waits(wish.view, PREEMPTING, partial(_making_room, on_nodes(found.places), names))
         return True
 
     def _leaves_enough(self, before: Wish, wish: Wish) -> bool:
         """Whether what the tenant may still take suffices for this one beside the one before it."""
-        a, b = before.shape.requests, wish.shape.requests
-        both = Resources(a.gpus + b.gpus, a.cpu_milli + b.cpu_milli, a.memory + b.memory)
-        return self.books.short(wish.view.namespace, both, firm=firm(wish.view)) is None
+        return self.books.short(wish.view.namespace, _both(wish.need, before), firm=firm(wish.view)) is None
 
-    def _lent_on(self, wish: Wish) -> bool:
+    def _lent_on(self, view: WorkloadView, need: Resources) -> bool:
         """Whether it borrows what another tenant of its cohort waits for, which is before it: that may have it back."""
-        account = self.books.tenant(wish.view.namespace)
+        account = self.books.tenant(view.namespace)
         first = self.borrowers.get(topmost(account).name, account.name)
-        return first != account.name and self.books.borrows(account, wish.shape.requests)
+        return first != account.name and self.books.borrows(account, need)
 
     def _in_between(self, wish: Wish) -> Assignment | None:
-        """A place where room is kept for somebody else, who will find it free or have it back."""
+        """A place where room is kept for somebody else, who will find it free or have it back. A gang gets none."""
+        if wish.gang is not None:
+            return None
         for kept in self.floor.kept:
             ends = self._ends(wish, kept)
             if (ends or not firm(wish.view)) and self.floor.take_kept(wish, kept):
@@ -238,35 +355,26 @@ def _behind(tenant: str, before: WorkloadView) -> str:
     )
 
 
-def _making_room(node: str, names: list[str]) -> str:
+def _making_room(where: str, names: list[str]) -> str:
     """What is said to the workload that gets the room."""
     if not names:
-        return f"room is being made on node {node}; it is placed when those that were stopped there are gone"
+        return f"room is being made on {where}; it is placed when those that were stopped there are gone"
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    return f"room is being made on node {node}: {shown} must stop; it is placed when they are gone"
+    return f"room is being made on {where}: {shown} must stop; it is placed when they are gone"
 
 
 def wait(view: WorkloadView, reason: str, message: str) -> Waiting:
     return Waiting(view.uid, view.namespace, view.name, view.resource_version, reason, message)
 
 
-def _assigned(wish: Wish, floor: Floor, avoided: tuple[str, ...], seed: int) -> tuple[Assignment | None, bool]:
-    """The workload's place: on a node where it was not withdrawn before, if there is one; if not (True) it begins anew.
-
-    A strategy that always chooses alike would go round in a circle among the nodes that are remembered and the next
-    one. Where that many were tried in vain, chance goes on: it gets everywhere in the end.
-    """
-    if wish.shape in floor.full:
-        return None, False
-    strategy = Random.name if len(avoided) >= AVOIDED_NODES else wish.strategy
-    node, anew = floor.take(wish, strategy, seed, avoided), False
-    if not node and avoided:
-        strategy, anew = wish.strategy, True
-        node = floor.take(wish, strategy, seed)
-    return (_assignment(wish, node, strategy), anew) if node else (None, False)
+def _both(need: Resources, before: Wish | None) -> Resources:
+    if before is None:
+        return need
+    b = before.need
+    return Resources(need.gpus + b.gpus, need.cpu_milli + b.cpu_milli, need.memory + b.memory)
 
 
-def _assignment(wish: Wish, node: str, strategy: str) -> Assignment:
+def _assignment(wish: Wish, node: str, strategy: str, places: Places = ()) -> Assignment:
     view, turn = wish.view, wish.turn
     return Assignment(
         uid=view.uid,
@@ -278,5 +386,6 @@ def _assignment(wish: Wish, node: str, strategy: str) -> Assignment:
         node=node,
         requests=wish.shape.requests,
         strategy=strategy,
-        job_name=job_name(view.name, view.uid, turn.attempt),
+        job_name=job_name(view.name, view.uid, turn.attempt, indexed=bool(places)),
+        places=places,
     )

@@ -17,7 +17,10 @@ from planning.naming import (
     ATTEMPT_LABEL,
     BACKFILL_ANNOTATION,
     FINALIZER,
+    GATE,
+    INDEX_KEY,
     NODE_ANNOTATION,
+    PLACES_ANNOTATION,
     PREEMPTED_ANNOTATION,
     REQUESTS_ANNOTATION,
     RETRIES_ANNOTATION,
@@ -26,6 +29,7 @@ from planning.naming import (
     WITHDRAWN_ANNOTATION,
     WORKLOAD_UID_LABEL,
 )
+from planning.places import places_from, pods_in
 from planning.podspecs import mapping, mappings, pod_requests, resources_of, text
 from planning.quantities import amounts, whole
 from planning.times import seconds
@@ -80,6 +84,8 @@ def pod_view(raw: object, gpu_resource: str) -> PodView | None:
     if not spec.get("nodeName"):
         for condition in mappings(status.get("conditions")):
             if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+                if condition.get("reason") == "SchedulingGated":
+                    continue  # nobody has tried it yet
                 blocked = (text(condition.get("message")) or text(condition.get("reason")))[:_MESSAGE_LIMIT]
     return PodView(
         uid=text(meta.get("uid")),
@@ -94,7 +100,19 @@ def pod_view(raw: object, gpu_resource: str) -> PodView | None:
         gone_by=seconds(meta.get("deletionTimestamp")),
         running=phase == "Running",
         blocked=blocked,
+        index=pod_index(meta),
+        gated=is_gated(spec),
     )
+
+
+def pod_index(meta: Mapping[str, Any]) -> int:
+    """Which of its Job's pods it is, by its metadata; -1 unless they are numbered."""
+    return _index(mapping(meta.get("labels")).get(INDEX_KEY))
+
+
+def is_gated(spec: Mapping[str, Any]) -> bool:
+    """Whether berth's own gate keeps the kube-scheduler off a pod of this spec."""
+    return any(gate.get("name") == GATE for gate in mappings(spec.get("schedulingGates")))
 
 
 def job_view(raw: object) -> JobView | None:
@@ -114,6 +132,7 @@ def job_view(raw: object) -> JobView | None:
             message = text(condition.get("message"))[:_MESSAGE_LIMIT]
             break
     deadline = spec.get("activeDeadlineSeconds")
+    places = places_from(annotations.get(PLACES_ANNOTATION), spec.get("completions"))
     return JobView(
         uid=text(meta.get("uid")),
         namespace=text(meta.get("namespace")),
@@ -126,7 +145,7 @@ def job_view(raw: object) -> JobView | None:
         requests=_job_requests(annotations.get(REQUESTS_ANNOTATION), mapping(spec.get("template")).get("spec")),
         created=seconds(meta.get("creationTimestamp")) or 0.0,
         started=seconds(status.get("startTime")),
-        ready=_integer(status.get("ready")) > 0,
+        ready=all_ready(status, pods_in(places)),
         finished=finished,
         finished_at=finished_at,
         reason=reason,
@@ -139,7 +158,16 @@ def job_view(raw: object) -> JobView | None:
         withdrawn=WITHDRAWN_ANNOTATION in annotations,
         preempted=spec.get("suspend") is True and PREEMPTED_ANNOTATION in annotations,
         backfill=_number(annotations.get(BACKFILL_ANNOTATION)),
+        places=places,
+        done=_indices(status.get("completedIndexes"), pods_in(places)),
+        missing=_missing(status, pods_in(places)),
     )
+
+
+def all_ready(status: Mapping[str, Any], pods: int) -> bool:
+    """Whether a Job's pods are ready: of a gang's `pods` all that have not ended well."""
+    ready = _integer(status.get("ready"))
+    return ready > 0 and ready + _integer(status.get("succeeded")) >= pods
 
 
 def quota_view(raw: object) -> QuotaView:
@@ -220,6 +248,30 @@ def requests_text(requests: Resources) -> str:
         {"gpus": requests.gpus, "cpuMilli": requests.cpu_milli, "memory": requests.memory, "pods": requests.pods},
         separators=(",", ":"),
     )
+
+
+def _indices(listed: object, pods: int) -> frozenset[int]:
+    """The numbers below `pods` in a list such as `0,2-5`; what cannot be read counts as none."""
+    found: set[int] = set()
+    for part in text(listed).split(",", pods)[:pods]:
+        first, _, last = part.partition("-")
+        low, high = _index(first), _index(last or first)
+        if 0 <= low <= high:
+            found.update(range(low, min(high + 1, pods)))
+    return frozenset(found)
+
+
+def _index(value: object) -> int:
+    """A pod's index; -1 for anything else."""
+    return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 7 else -1
+
+
+def _missing(status: Mapping[str, Any], pods: int) -> int:
+    """How many of a gang's pods are yet to be created; 0 once one has failed, for then its Job ends."""
+    failing = any(condition.get("type") == "FailureTarget" for condition in mappings(status.get("conditions")))
+    if failing or _integer(status.get("failed")) or any(mapping(status.get("uncountedTerminatedPods")).values()):
+        return 0
+    return max(0, pods - sum(_integer(status.get(key)) for key in ("active", "terminating", "succeeded")))
 
 
 def _counted(status: Mapping[str, Any]) -> bool:

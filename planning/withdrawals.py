@@ -1,20 +1,18 @@
 """Decides which Jobs are taken back because their pod found no place in time, and when the next one may be.
 
-For the placement round. Planning does not count all that the kube-scheduler checks (volumes, devices, pods' affinity to
-each other), so a node that looks free may be none for this workload. The ledger remembers where that was so; here is
-also said when it may forget it.
+For the placement round; of gangs `planning.gates` decides it. Planning does not count all that the kube-scheduler
+checks (volumes, devices, pods' affinity to each other), so a node that looks free may be none for this workload. The
+ledger remembers where that was so; here is also said when it may forget it.
 """
 
 from __future__ import annotations
 
 from crds.settings import Settings
 from planning.capacity import Belongings
+from planning.gates import UNTRIED, is_gang
 from planning.lifecycle import PREEMPTED
 from planning.model import JobView, Ledger, PodView, Snapshot, Turn, Withdrawal, WorkloadView
-
-# A Job whose pod the kube-scheduler has not tried yet has lost its place to nobody: the Job controller or the scheduler
-# is behind, or something refuses its pods. It is given this many bind deadlines before it is taken back.
-_UNTRIED = 4
+from planning.places import on_nodes
 
 
 def _unbound(snapshot: Snapshot, mine: Belongings) -> list[JobView]:
@@ -43,7 +41,7 @@ def withdrawals(snapshot: Snapshot, mine: Belongings, settings: Settings) -> lis
         if job.preempted:
             found.append(_stopped(job, living[job.workload_uid]))
             continue
-        if job.ready or (not pods and job.counted):
+        if is_gang(living[job.workload_uid], job) or job.ready or (not pods and job.counted):
             continue
         if snapshot.now - job.created < _patience(pods, settings):
             continue
@@ -71,6 +69,7 @@ def withdrawals(snapshot: Snapshot, mine: Belongings, settings: Settings) -> lis
 
 def _stopped(job: JobView, view: WorkloadView) -> Withdrawal:
     """A Job that was suspended for another workload, and whose pods are gone."""
+    names = [node for node, _ in job.places] or [job.node]
     return Withdrawal(
         uid=job.workload_uid,
         namespace=job.namespace,
@@ -79,7 +78,7 @@ def _stopped(job: JobView, view: WorkloadView) -> Withdrawal:
         job_name=job.name,
         job_uid=job.uid,
         next_turn=Turn(job.attempt + 1, job.retries),
-        message=f"Job {job.name} was stopped on node {job.node} for another workload; it is queued again",
+        message=f"Job {job.name} was stopped on {on_nodes(names)} for another workload; it is queued again",
         job_version=job.resource_version,
         reason=PREEMPTED,
     )
@@ -94,7 +93,8 @@ def to_reconsider(snapshot: Snapshot, mine: Belongings, ledger: Ledger) -> list[
         avoided = ledger.avoided.get(view.uid)
         if avoided is not None:
             key = view.namespace, view.uid
-            placed = any(pod.node for pod in mine.pods.get(key, ()))
+            alone = view.spec is None or view.spec.replicas == 1  # some of a gang's may, and not all
+            placed = alone and any(pod.node for pod in mine.pods.get(key, ()))
             ran = any((job.ready or job.finished) and not job.deleting for job in mine.jobs.get(key, ()))
             if placed or ran or avoided.generation != view.generation:
                 found.append(view.uid)
@@ -104,7 +104,7 @@ def to_reconsider(snapshot: Snapshot, mine: Belongings, ledger: Ledger) -> list[
 def next_deadline(snapshot: Snapshot, mine: Belongings, settings: Settings, promised: bool) -> float | None:
     """Seconds until the next bind deadline; a promise whose Job is not visible has its whole deadline before it."""
     deadline = float(settings.bind_deadline_seconds)
-    unbound = [job for job in _unbound(snapshot, mine) if not job.preempted]
+    unbound = [job for job in _unbound(snapshot, mine) if not job.preempted and not job.places]
     due = [job.created + _patience(_pods_of(job, mine), settings) - snapshot.now for job in unbound]
     waits = [min(seconds, deadline) for seconds in due if seconds > 0]  # a clock that jumped back must not add to it
     if promised:
@@ -119,4 +119,4 @@ def _pods_of(job: JobView, mine: Belongings) -> list[PodView]:
 def _patience(pods: list[PodView], settings: Settings) -> float:
     """Seconds from a Job's creation after which it is taken back if nothing of it is on a node."""
     tried = any(pod.blocked for pod in pods)
-    return float(settings.bind_deadline_seconds * (1 if tried else _UNTRIED))
+    return float(settings.bind_deadline_seconds * (1 if tried else UNTRIED))

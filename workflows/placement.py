@@ -62,6 +62,7 @@ def _effects(decision: Decision, lagging: int, quotas: int) -> dict[str, int]:
         "placed": len(decision.assignments),
         "preempted": len(decision.preemptions),
         "withdrawn": len(decision.withdrawals),
+        "gangs started": len(decision.pins),
         "impossible": len(decision.verdicts),
         "ended": len(decision.completions),
         "told to wait": len(decision.waiting),
@@ -154,7 +155,7 @@ class Placement:
             done = await workflow.execute_activity(
                 CARRY_OUT,
                 CarryOut(
-                    replace(decision, seen=[], forget=[], reconsidered=[], lately={}, reasons={}),
+                    replace(decision, seen=[], forget=[], reconsidered=[], lately={}, reasons={}, rooms={}),
                     {a.uid: self._traces.pop(a.uid) for a in decision.assignments if a.uid in self._traces},
                     self._state.ledger.lately if result.quotas else {},
                 ),

@@ -13,9 +13,11 @@ from berth.explain.collect import happened
 from planning.explanation import Explanation
 from planning.filters import show_amount, show_gpus
 from planning.model import Resources
+from planning.places import on_nodes
 
 _NODES = 12
 _AHEAD = 3
+_DOMAINS = 6
 
 
 def show(told: Explanation, events: list[dict[str, Any]], console: Console) -> None:
@@ -48,7 +50,8 @@ def _span(seconds: float) -> str:
 def _sentence(told: Explanation) -> str:
     match told.state:
         case "placed":
-            return f"its Job {told.job} is on node {told.node or '(none yet)'}. {told.message}".strip()
+            where = on_nodes(node for node, _ in told.places or ((told.node or "(none yet)", 1),))
+            return f"its Job {told.job} is on {where}. {told.message}".strip()
         case "queued":
             return told.message or "waits for a place"
         case _:
@@ -57,7 +60,9 @@ def _sentence(told: Explanation) -> str:
 
 def _queue(told: Explanation, console: Console) -> None:
     source = f"{told.strategy} (from {told.strategy_from})"
-    console.print(f"asks for   {_amounts(told.asks)}; strategy {escape(source)}")
+    least = f", at least {told.least}" if told.least < told.pods else ""
+    each = f"{told.pods} pods{least}, each " if told.pods > 1 else ""
+    console.print(f"asks for   {each}{_amounts(told.asks)}; strategy {escape(source)}")
     order = "by share of the fleet, then priority and age" if told.quota else "by priority, then age"
     before = ", ".join(told.ahead[-_AHEAD:])
     more = f" and {len(told.ahead) - _AHEAD} more" if len(told.ahead) > _AHEAD else ""
@@ -68,7 +73,8 @@ def _queue(told: Explanation, console: Console) -> None:
     for number, line in enumerate(told.quota):
         console.print(f"{'           ' if number else 'quota      '}{escape(line)}")
     if told.next_node:
-        console.print(f"[green]the next round places it on node {escape(told.next_node)}, as things are[/]")
+        where = on_nodes(node for node, _ in told.next_places or ((told.next_node, 1),))
+        console.print(f"[green]the next round places it on {escape(where)}, as things are[/]")
     elif told.start is not None:
         early, late = told.start
         at = datetime.now().astimezone() + timedelta(seconds=early)
@@ -76,6 +82,10 @@ def _queue(told: Explanation, console: Console) -> None:
             f"start      expected {at:%H:%M}, in {_span(early)}; nine times in ten within {_span(late)} "
             "[dim](by what such runs took so far, if nothing is added)[/]"
         )
+    for number, domain in enumerate(told.domains[:_DOMAINS]):
+        name = f"{domain.name or 'nodes without the label'}: " if len(told.domains) > 1 or domain.name else ""
+        fits = f"{escape(name)}{domain.fits} of its pods; {domain.empty} if empty"
+        console.print(f"{'          ' if number else 'fits now  '} {fits}")
     for number, help_ in enumerate(told.helps):
         console.print(f"{'would help' if not number else '          '} {escape(help_)}")
 
@@ -99,7 +109,7 @@ def _nodes(told: Explanation, console: Console) -> None:
             f"{node.free.gpus} of {node.gpus}",
             f"{node.free.cpu_milli / 1000:g}",
             show_amount("memory", node.free),
-            escape(node.why) if node.why else f"[green]{rank}[/]",
+            escape(node.why) if node.why else f"[green]{rank}{f'; {node.fits} of its pods' if node.fits else ''}[/]",
         )
     console.print(table)
     if len(told.nodes) > _NODES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from activities.placements import ATTEMPTS, Placements
 from activities.signatures import STATUS_LIMIT, CarryOut
 from crds.settings import Settings
 from kube.errors import AccessDenied, Conflict, Forbidden, NotFound, Unavailable
-from kube.resources import JOBS
+from kube.resources import JOBS, PODS
 from planning.ledger import after_carrying_out, after_deciding
 from planning.model import (
     Assignment,
@@ -25,6 +26,7 @@ from planning.model import (
     Expectation,
     JobView,
     Ledger,
+    Pin,
     Resources,
     Turn,
     Verdict,
@@ -459,3 +461,50 @@ async def test_a_defect_at_one_object_leaves_the_others_to_be_told() -> None:
             raise TypeError("a defect")
 
     assert (await carry_out(Decision(), ATTEMPTS, cache=cache, kube=Broken())).lagging == 1
+
+
+class Pods:
+    """The API server with a gang's pods; a write of one of `stubborn` conflicts."""
+
+    def __init__(self, *pods: dict[str, Any], stubborn: tuple[str, ...] = ()) -> None:
+        self.pods, self.stubborn = pods, stubborn
+        self.patched: dict[str, dict[str, Any]] = {}
+
+    async def list(self, kind: Any, namespace: str, *, label_selector: str) -> tuple[list[dict[str, Any]], int]:
+        assert (kind, namespace, label_selector) == (PODS, "ns", "batch.kubernetes.io/controller-uid=j")
+        return list(self.pods), 9
+
+    async def merge_patch(self, kind: Any, name: str, namespace: str, body: dict[str, Any]) -> dict[str, Any]:
+        assert (kind, namespace) == (PODS, "ns")
+        if name in self.stubborn:
+            raise Conflict("it changed", reason="Conflict", request=name)
+        self.patched[name] = body
+        return {}
+
+
+def gated(index: int) -> dict[str, Any]:
+    return {
+        "metadata": {
+            "name": f"p{index}", "uid": f"u{index}", "resourceVersion": "3",
+            "labels": {"batch.kubernetes.io/job-completion-index": str(index)},
+        },
+        "spec": {"schedulingGates": [{"name": "gpu.warp.dev/placement"}]},
+    }  # fmt: skip
+
+
+PIN = Pin("u", "ns", "w", "w-u-0", "j", (("a", 1), ("b", 1)))
+
+
+async def test_each_pod_of_a_gang_is_told_its_node_and_one_that_changed_is_left_for_the_next_round() -> None:
+    kube = Pods(gated(0), gated(1), stubborn=("p0",))
+    await carry_out(Decision(pins=[PIN]), kube=kube)
+    (name,) = kube.patched
+    patch = kube.patched[name]
+    assert name == "p1" and patch["metadata"] == {"uid": "u1", "resourceVersion": "3"}
+    assert patch["spec"]["schedulingGates"] == [] and '"b"' in json.dumps(patch["spec"]["affinity"])
+
+
+async def test_no_gate_is_lifted_unless_all_pods_are_there() -> None:
+    kube = Pods(gated(1))
+    await carry_out(Decision(pins=[PIN]), kube=kube)
+    assert kube.patched == {}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import admission, placement, strategies
+from benchmarks import admission, gangs, placement, strategies
 from benchmarks.report import Report
 from berth.demo.cut import cut_nodes
 from berth.demo.trace import load
@@ -32,6 +32,19 @@ def test_both_rounds_ask_for_the_same() -> None:
     assert ours.resources is not None
     assert {**ours.resources.requests, "nvidia.com/gpu": str(ours.gpu_count)} == bare["resources"]["requests"]
     assert [(each.name, each.value) for each in ours.env or ()] == [("SIMULATED_RUN", "5s")]
+
+
+def test_what_a_gang_is_told_and_what_its_pods_do() -> None:
+    body = gangs.gang("g", 10, topology={"level": gangs.ZONE})
+    spec, refused = GPUWorkloadSpec.parse(body["spec"])
+    assert spec is not None and not refused and spec.replicas * spec.gpu_count == 80
+    scheduled = {"conditions": [{"type": "Scheduled", "reason": "NoSuitableNode"}], "phase": "Pending"}
+    assert gangs.reason_of(body) == ("g", "")
+    assert gangs.reason_of({**body, "status": scheduled}) == ("g", "NoSuitableNode")
+    assert gangs.reason_of({**body, "status": {**scheduled, "phase": "Running"}}) == ("g", "Running")
+    pod: dict[str, Any] = {"metadata": {"labels": {"gpu.warp.dev/workload": "g"}}, "status": {"phase": "Running"}}
+    assert gangs.member_of({**pod, "spec": {}}) == ("g", True, True)
+    assert gangs.member_of({**pod, "spec": {"schedulingGates": [{"name": "x"}]}, "status": {}}) == ("g", False, False)
 
 
 def test_job_and_pod_news() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,6 +52,33 @@ def test_that_a_job_runs_is_news_for_the_ledger_alone() -> None:
     assert ready.ledger
     assert ready.workloads == ()
     assert on_job(replace(JOB, ready=True), JOB, NEW) == NOBODY
+
+
+def test_that_all_pods_of_a_gang_were_created_is_news_for_the_ledger_once() -> None:
+    there = replace(JOB, assembled=True)
+    assert on_job(JOB, there, NEW) == Route(ledger=True)
+    assert on_job(there, there, NEW) == NOBODY
+    assert on_job(there, replace(there, ready=True), NEW) == Route(ledger=True), "and that they run"
+
+
+def test_a_gangs_job_tells_when_its_pods_are_there_and_where() -> None:
+    raw: dict[str, Any] = {
+        "metadata": {
+            "labels": {"gpu.warp.dev/workload-uid": "u"},
+            "annotations": {"gpu.warp.dev/node": "a", "gpu.warp.dev/places": '[["a",2],["b",1]]'},
+        },
+        "spec": {"completions": 3},
+    }
+    told = []
+    for status in ({"active": 2}, {"active": 3, "ready": 2}, {"active": 3, "ready": 3}):
+        job = job_digest({**raw, "status": status})
+        assert job is not None and (job.node, job.nodes) == ("a", ("a", "b"))
+        told.append((job.assembled, job.ready))
+    assert told == [(False, False), (True, False), (True, True)]
+    single = job_digest(
+        {"metadata": {**raw["metadata"], "annotations": {"gpu.warp.dev/node": "a"}}, "status": {"active": 1}}
+    )
+    assert single is not None and not single.assembled and single.nodes == ("a",)
 
 
 def test_that_a_job_runs_reaches_a_workflow_that_is_open_since_before() -> None:

@@ -71,6 +71,7 @@ def test_defaults_are_upstreams_and_the_strategy_has_none(door: Door) -> None:
     door.apply("defaults", MINIMAL)
     assert door.get("defaults")["spec"] == {
         **MINIMAL,
+        "replicas": 1,
         "priority": "normal",
         "retryPolicy": {"maxRetries": 3, "backoffSeconds": 30},
     }

@@ -1,11 +1,14 @@
 """The independent judge of a fault test: walks the revisions and names every broken promise.
 
 Shares no code with planning: it parses Jobs and nodes for itself, from what etcd held. A Job is live from its creation
-until it is finished or gone, and as long as it is live it claims its GPUs on the node that it is pinned to.
+until it is finished or gone, and as long as it is live it claims its GPUs on the node that it is pinned to; a gang's
+claims them for each pod on the node that its annotation tells, until that pod has ended well.
 """
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +17,7 @@ from tests.faults.revisions import Revision
 
 GPU = "nvidia.com/gpu"
 WORKLOAD = "gpu.warp.dev/workload-uid"
+PLACES = "gpu.warp.dev/places"
 
 
 @dataclass(frozen=True)
@@ -54,9 +58,10 @@ class _Seen:
 
 @dataclass(frozen=True)
 class _Claim:
+    """`gpus`: by node; '' for a pod that has none yet."""
+
     workload: str
-    node: str
-    gpus: int
+    gpus: dict[str, int]
 
 
 def check(revisions: Iterable[Revision], demands: Mapping[str, Demand] | None = None) -> Report:
@@ -110,7 +115,7 @@ def check(revisions: Iterable[Revision], demands: Mapping[str, Demand] | None = 
             claim = _pod_claim(value)
             _set(running, revision.key, claim)
             _judge_node(report, revision, "pods on", running, capacity, claim)
-        report.most_gpus_at_once = max(report.most_gpus_at_once, sum(c.gpus for c in running.values()))
+        report.most_gpus_at_once = max(report.most_gpus_at_once, sum(sum(c.gpus.values()) for c in running.values()))
     report.failed_jobs = {uid: len(jobs) for uid, jobs in failed.items()}
     for key, seen in workloads.items():
         _judge_retries(report, key, seen)
@@ -181,13 +186,12 @@ def _judge_node(
     capacity: dict[str, int],
     claim: _Claim | None,
 ) -> None:
-    if claim is None or not claim.node:
-        return
-    total = sum(c.gpus for c in claims.values() if c.node == claim.node)
-    if total > capacity.get(claim.node, 0):
-        report.violations.append(
-            f"@{revision.number} {what} node {claim.node} claim {total} GPUs, it has {capacity.get(claim.node, 0)}"
-        )
+    for node in claim.gpus if claim is not None else ():
+        total = sum(c.gpus.get(node, 0) for c in claims.values())
+        if node and total > capacity.get(node, 0):
+            report.violations.append(
+                f"@{revision.number} {what} node {node} claim {total} GPUs, it has {capacity.get(node, 0)}"
+            )
 
 
 def _set(claims: dict[str, _Claim], key: str, claim: _Claim | None) -> None:
@@ -207,10 +211,24 @@ def _job_claim(job: dict[str, Any] | None) -> _Claim | None:
         return None
     if job["spec"].get("suspend"):
         return None  # it will get no pods, and those it still has are judged themselves
-    spec = job["spec"]["template"]["spec"]
+    workload, spec = job["metadata"]["labels"][WORKLOAD], job["spec"]["template"]["spec"]
+    if places := job["metadata"].get("annotations", {}).get(PLACES):
+        nodes = [node for node, pods in json.loads(places) for _ in range(pods)]
+        done = _indices(job.get("status", {}).get("completedIndexes", ""))
+        left = Counter(node for index, node in enumerate(nodes) if index not in done)
+        return _Claim(workload, {node: pods * _gpus(spec) for node, pods in left.items()})
     affinity = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     (node,) = affinity["nodeSelectorTerms"][0]["matchFields"][0]["values"]
-    return _Claim(job["metadata"]["labels"][WORKLOAD], node, _gpus(spec))
+    return _Claim(workload, {node: _gpus(spec)})
+
+
+def _indices(listed: str) -> set[int]:
+    """`0,2-4` as numbers."""
+    found: set[int] = set()
+    for part in filter(None, listed.split(",")):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return found
 
 
 def _pod_claim(pod: dict[str, Any] | None) -> _Claim | None:
@@ -219,7 +237,7 @@ def _pod_claim(pod: dict[str, Any] | None) -> _Claim | None:
     gpus = _gpus(pod["spec"])
     if not gpus:
         return None
-    return _Claim(pod["metadata"].get("labels", {}).get(WORKLOAD, ""), pod["spec"].get("nodeName", ""), gpus)
+    return _Claim(pod["metadata"].get("labels", {}).get(WORKLOAD, ""), {pod["spec"].get("nodeName", ""): gpus})
 
 
 def _gpus(spec: dict[str, Any]) -> int:

@@ -68,6 +68,19 @@ def test_a_clean_history_is_clean() -> None:
     assert report.ended == {"w": "Succeeded"}
 
 
+def test_a_gang_claims_for_each_pod_until_that_has_ended_well() -> None:
+    gang = job("j1", "a", 1)
+    gang["metadata"]["annotations"] = {"gpu.warp.dev/places": '[["m",1],["n",2]]'}
+    nodes = [("node", "/n", NODE), ("node", "/m", {**NODE, "metadata": {"name": "m"}})]
+    other = ("job", "/j2", job("j2", "b", 1))
+    assert len(check(revisions(*nodes, ("job", "/j1", gang), other)).violations) == 1
+    ending = {**gang, "status": {"completedIndexes": "0,2"}}
+    assert check(revisions(*nodes, ("job", "/j1", ending), other)).violations == []
+    assert len(
+        check(revisions(*nodes, ("job", "/j1", {**gang, "status": {"completedIndexes": "0"}}), other)).violations
+    )
+
+
 def test_gpus_promised_twice_are_found() -> None:
     report = check(
         revisions(("node", "/n", NODE), ("job", "/j1", job("j1", "a", 1)), ("job", "/j2", job("j2", "b", 2)))

@@ -1,6 +1,7 @@
 """A cluster in a few lines, for planners that decide many rounds: Jobs get pods, run, end, are suspended and go.
 
-Everything takes effect at once but the end of a pod that is stopped, which takes until `tick` is called the next time.
+Everything takes effect at once but the end of a pod that is stopped, which takes until `tick` is called the next time,
+and a gang's pods, which are there one after the other and wait for their gates to be lifted.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from planning.ledger import after_carrying_out, after_deciding
-from planning.model import Decision, JobView, Ledger, NodeView, PodView, QuotaView, WorkloadView
+from planning.model import Assignment, Decision, JobView, Ledger, NodeView, Pin, PodView, QuotaView, WorkloadView
+from planning.places import pods_in, ranks
 from tests.planning.builders import NOW, round_of, snapshot
 
 
@@ -26,6 +28,7 @@ class Cluster:
     pods: dict[str, PodView] = field(default_factory=dict)
     stopped: list[tuple[str, str]] = field(default_factory=list)  # who, and what it was told
     ended: list[str] = field(default_factory=list)
+    lifts: int = 512  # gates that a round lifts
 
     def add(self, *views: WorkloadView, run: float | None = None) -> None:
         for view in views:
@@ -47,6 +50,9 @@ class Cluster:
         self.ledger = after_carrying_out(self.ledger, decision.withdrawals, (), (), {}, {}, {})
         for withdrawal in decision.withdrawals:
             del self.jobs[withdrawal.uid]
+            self._remove_pods(withdrawal.uid)
+        for pin in decision.pins:
+            self.lift(pin, self.lifts)
         for stop in decision.preemptions:
             assert self.jobs[stop.uid].uid == stop.job_uid and not self.jobs[stop.uid].preempted
             self.jobs[stop.uid] = replace(self.jobs[stop.uid], preempted=True)
@@ -56,20 +62,61 @@ class Cluster:
             view = self.workloads[place.uid]
             job = JobView(
                 f"{place.uid}-{place.turn.attempt}", view.namespace, place.job_name, 1, view.uid, place.turn.attempt, 0,
-                place.node, place.requests, self.now, self.now, True, backfill=place.backfill, counted=True,
-                active_deadline=view.spec.active_deadline_seconds if view.spec else None,
+                place.node, place.requests, self.now, self.now, not place.places, backfill=place.backfill, counted=True,
+                active_deadline=view.spec.active_deadline_seconds if view.spec else None, places=place.places,
+                missing=pods_in(place.places),
             )  # fmt: skip
             self.jobs[view.uid] = job
-            self.pods[view.uid] = PodView(
-                f"pod-{job.uid}", view.namespace, job.name, 1, job.node, job.requests, view.uid, job.name, running=True
-            )
+            if place.places:
+                self._gang(view, place)
+            else:
+                self.pods[view.uid] = PodView(
+                    f"pod-{job.uid}", view.namespace, job.name, 1, job.node, job.requests, view.uid, job.name,
+                    running=True,
+                )  # fmt: skip
         return decision
+
+    def _gang(self, view: WorkloadView, place: Assignment) -> None:
+        """All or nothing, and in one domain if it must be."""
+        spec, nodes = view.spec, {node.name: node for node in self.nodes}
+        assert spec is not None
+        assert (spec.min_replicas or spec.replicas) <= pods_in(place.places) <= spec.replicas
+        assert len({node for node, _ in place.places}) == len(place.places) and place.places[0][0] == place.node
+        if spec.topology is not None and spec.topology.mode == "Required":
+            domains = {nodes[node].labels.get(spec.topology.level, "") for node, _ in place.places}
+            assert len(domains) == 1 and "" not in domains, f"{view.uid} is spread over {domains}"
+
+    def create(self, most: int = 512) -> None:
+        """The Job controller creates so many of the gated pods that are missing."""
+        for uid, job in list(self.jobs.items()):
+            for index in range(pods_in(job.places) - job.missing, pods_in(job.places)):
+                if most and not job.preempted:
+                    self.pods[f"{uid}/{index}"] = PodView(
+                        f"pod-{job.uid}-{index}", job.namespace, f"{job.name}-{index}", 1, "", job.requests, uid,
+                        job.name, index=index, gated=True,
+                    )  # fmt: skip
+                    job = self.jobs[uid] = replace(job, missing=job.missing - 1)
+                    most -= 1
+
+    def lift(self, pin: Pin, most: int = 512) -> None:
+        """The gates are lifted, or only so many of them; the scheduler binds the pods at once where they fit."""
+        job = self.jobs[pin.uid]
+        assert (job.uid, job.places) == (pin.job_uid, pin.places) and not job.missing
+        for index, node in enumerate(ranks(pin.places)):
+            pod = self.pods[f"{pin.uid}/{index}"]
+            if pod.gated and most:
+                self.pods[f"{pin.uid}/{index}"] = replace(pod, gated=False, node=node, running=True)
+                most -= 1
+        mine = [self.pods[f"{pin.uid}/{index}"] for index in range(pods_in(pin.places))]
+        self.jobs[pin.uid] = replace(job, ready=all(pod.running for pod in mine), started=self.now)
 
     def settle(self, most: int = 50) -> None:
         """Rounds until one decides nothing."""
         for _ in range(most):
             decision = self.round()
-            if not (decision.assignments or decision.preemptions or decision.withdrawals or decision.seen):
+            self.create()
+            due = decision.assignments or decision.preemptions or decision.withdrawals or decision.seen or decision.pins
+            if not due:
                 return
         raise AssertionError(f"still deciding after {most} rounds: {decision}")
 
@@ -78,21 +125,36 @@ class Cluster:
         self.now += seconds
         for uid, job in list(self.jobs.items()):
             if job.preempted:
-                self.pods.pop(uid, None)
-            elif job.started is not None and self.now - job.started >= self.runs.get(uid, float("inf")):
+                self._remove_pods(uid)
+            elif job.ready and job.started is not None and self.now - job.started >= self.runs.get(uid, float("inf")):
                 del self.jobs[uid], self.workloads[uid]
-                self.pods.pop(uid, None)
+                self._remove_pods(uid)
                 self.ended.append(uid)
+
+    def _remove_pods(self, of: str) -> None:
+        self.pods = {key: pod for key, pod in self.pods.items() if pod.workload_uid != of}
 
     @property
     def running(self) -> dict[str, str]:
         """Where each workload is."""
         return {uid: job.node for uid, job in self.jobs.items() if not job.preempted}
 
+    def claims(self, node: str) -> int:
+        """GPUs that gangs on their way will have on the node."""
+        present = {(pod.job_name, pod.index) for pod in self.pods.values() if pod.node}
+        return sum(
+            job.requests.gpus
+            for job in self.jobs.values()
+            if not job.preempted
+            for index, where in enumerate(ranks(job.places))
+            if where == node and (job.name, index) not in present
+        )
+
     def check(self) -> None:
         """Raises AssertionError where a node, or a tenant that may not borrow, holds more than it has."""
         for node in self.nodes:
             held = sum(pod.requests.gpus for pod in self.pods.values() if pod.node == node.name)
+            held += self.claims(node.name)
             assert held <= node.allocatable.gpus, f"{node.name} holds {held} GPUs"
         for quota in self.quotas:
             if quota.spec is not None and quota.spec.cohort is None and quota.spec.nominal.gpus is not None:

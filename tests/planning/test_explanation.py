@@ -174,3 +174,29 @@ def test_it_tells_the_start_and_the_quota_of_who_waits() -> None:
     assert "none has 4 free now" in told.message
     free = explain(replace(seen, jobs=(), pods=(), workloads=(mine,)), SETTINGS, "ns", "w")
     assert free is not None and free.next_node == "n" and free.start == (0.0, 0.0)
+
+
+def test_a_gangs_arithmetic_is_told_by_node_and_by_domain() -> None:
+    rack = "example.com/rack"
+    nodes = [
+        node("a", 8, labels={rack: "x"}),
+        node("b", 8, labels={rack: "y"}),
+        node("c", 8, labels={rack: "y"}),
+        node("d", 8, labels={rack: "y"}, unschedulable=True),
+    ]
+    near = {"replicas": 5, "minReplicas": 4, "topology": {"level": rack}}
+    view = workload("w", 4, spec=near)
+    busy = [pod("p", "b", gpus=4)]
+    found = told(snapshot(nodes, [view], pods=busy))
+    assert (found.pods, found.least, found.asks.gpus) == (5, 4, 4)
+    assert {report.name: report.fits for report in found.nodes} == {"a": 2, "b": 1, "c": 2, "d": 0}
+    assert [(each.name, each.fits, each.empty) for each in found.domains] == [("y", 3, 6), ("x", 2, 2)]
+    assert found.helps == (
+        "minReplicas: 3 or less: so many of its pods fit now",
+        "topology.mode: Preferred: 5 of its pods fit now in several domains",
+    )
+    for spec in ({**near, "minReplicas": 3}, {**near, "topology": {"level": rack, "mode": "Preferred"}}):
+        helped = told(snapshot(nodes, [workload("w", 4, spec=spec)], pods=busy))
+        assert helped.helps == () and helped.next_places and helped.next_node == helped.next_places[0][0]
+    placed_ = job("w", "a", places=(("a", 2), ("b", 1)))
+    assert told(snapshot(nodes, [view], jobs=[placed_])).places == (("a", 2), ("b", 1))

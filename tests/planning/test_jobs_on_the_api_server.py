@@ -43,7 +43,8 @@ def manifest(view: WorkloadView) -> dict[str, Any]:
     turn = Turn(3, 1)
     assignment = Assignment(
         view.uid, view.namespace, view.name, 1, 1, turn, "node-1", shape_of(view.spec, SETTINGS).requests, "random",
-        job_name(view.name, view.uid, turn.attempt),
+        job_name(view.name, view.uid, turn.attempt, indexed=view.spec.replicas > 1),
+        places=PLACES if view.spec.replicas > 1 else (),
     )  # fmt: skip
     return job_manifest(view, assignment, SETTINGS)
 
@@ -61,6 +62,7 @@ TEMPLATE = {
         },
     },
 }
+PLACES = (("node-1", 500), ("node-2", 12))
 SPECS: list[dict[str, Any]] = [
     {},
     {"image": "a", "command": ["sh"], "args": ["-c", "exit 3"], "env": [{"name": "A", "value": ""}, {"name": "B"}]},
@@ -68,6 +70,7 @@ SPECS: list[dict[str, Any]] = [
     {"nodeSelector": {"zone": "a"}, "tolerations": [{"key": "x", "operator": "Exists"}, {"key": "y", "value": "z"}]},
     {"activeDeadlineSeconds": 60},
     {"template": TEMPLATE},
+    {"replicas": 512, "template": TEMPLATE},
 ]
 
 
@@ -84,7 +87,7 @@ def test_the_api_server_takes_every_job_and_it_reads_back(
     )
     read, meant = job_view(made), job_view(wanted)
     assert read is not None and meant is not None
-    told = ("name", "workload_uid", "attempt", "retries", "node", "requests", "active_deadline", "strategy")
+    told = ("name", "workload_uid", "attempt", "retries", "node", "requests", "active_deadline", "strategy", "places")
     assert [getattr(read, key) for key in told] == [getattr(meant, key) for key in told]
     pod = pod_view({"metadata": {}, **made["spec"]["template"]}, SETTINGS.gpu_resource)
     assert pod is not None and pod.requests == read.requests and read.requests.gpus == 2

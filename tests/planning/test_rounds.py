@@ -1,5 +1,5 @@
 """Whole lives of queues, round after round: nothing is over-committed, nobody waits for ever, nobody is stopped for
-nothing, and no two stop each other in turn.
+nothing, and no two stop each other in turn. Gangs start as a whole, or not at all.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from tests.planning.builders import NOW, node, quota, workload
 from tests.planning.cluster import Cluster
 
 NODES = (8, 8, 4)
+RACKS: tuple[dict[str, str], ...] = ({"rack": "a"}, {"rack": "b"}, {"rack": "b"})
 NAMESPACES = "abc"
 
 
@@ -37,6 +38,17 @@ def quotas(draw: st.DrawFn) -> list[QuotaView]:
 
 
 @st.composite
+def gangs(draw: st.DrawFn) -> dict[str, Any]:
+    pods = draw(st.integers(2, 5))
+    spec: dict[str, Any] = {"replicas": pods}
+    if draw(st.booleans()):
+        spec["minReplicas"] = draw(st.integers(1, pods))
+    if draw(st.booleans()):
+        spec["topology"] = {"level": "rack", "mode": draw(st.sampled_from(["Required", "Preferred"]))}
+    return spec
+
+
+@st.composite
 def arrivals(draw: st.DrawFn) -> list[tuple[WorkloadView, float]]:
     """Workloads with the seconds that each runs, in the order in which they come."""
     found = []
@@ -47,6 +59,8 @@ def arrivals(draw: st.DrawFn) -> list[tuple[WorkloadView, float]]:
         if draw(st.booleans()):
             spec["activeDeadlineSeconds"] = int(run) + draw(st.integers(1, 100))
         size = draw(st.sampled_from([1, 1, 2, 3, 4, 8]))
+        if draw(st.integers(0, 3)) == 0:
+            spec |= draw(gangs())
         view = workload(f"w{i}", size, spec=spec, namespace=draw(st.sampled_from(NAMESPACES)), created=NOW + i)
         found.append((view, run))
     return found
@@ -65,13 +79,14 @@ def attainable(cluster: Cluster, view: WorkloadView) -> bool:
 def test_everything_that_can_run_runs_and_ends(
     granted: list[QuotaView], coming: list[tuple[WorkloadView, float]], together: list[int]
 ) -> None:
-    cluster = Cluster([node(f"n{i}", gpus) for i, gpus in enumerate(NODES)], granted)
+    cluster = Cluster([node(f"n{i}", gpus, labels=RACKS[i]) for i, gpus in enumerate(NODES)], granted)
     waiting, served = list(coming), set[tuple[str, str]]()
     for step in range(400):
         for view, run in waiting[: (together[step] if step < len(together) else 2)]:
             cluster.add(view, run=run)
             waiting.pop(0)
         before = len(cluster.stopped)
+        cluster.lifts = 2 if step % 3 else 512
         cluster.settle()
         cluster.check()
         stops = [(uid, _for_whom(message)) for uid, message in cluster.stopped[before:]]

@@ -55,6 +55,8 @@ async def scenarios(tenant: Tenant) -> dict[str, str]:
     await tenant.until("deleted", phase="Running")
     await tenant.delete("deleted")
     await tenant.until_gone("deleted")
+    await begin("gpuworkload-gang", "gang", replicas=2)
+    await tenant.until("gang", phase="Succeeded")
     ids["placement-rounds"] = placement_id("default")
     return ids
 

@@ -7,6 +7,7 @@ ones, by `python -m tests.workflows.record`.
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,7 @@ def test_every_workflow_and_every_way_through_it_is_recorded() -> None:
         "gpuworkload-suspended",
         "gpuworkload-deleted",
         "gpuworkload-evicted",
+        "gpuworkload-gang",
         "placement-rounds",
     } <= names
 
@@ -62,6 +64,11 @@ def test_every_workflow_and_every_way_through_it_is_recorded() -> None:
 def test_that_runs_are_learned_is_recorded() -> None:
     recorded = [path for path in HISTORIES if path.stem.startswith("placement-rounds")]
     assert any(f'"name": "{LEARN}"' in path.read_text() for path in recorded)
+
+
+def test_that_a_gang_starts_is_recorded() -> None:
+    recorded = [path.read_text() for path in HISTORIES if path.stem.startswith("placement-rounds")]
+    assert any(b64encode(b"1 gangs started").decode() in text for text in recorded)
 
 
 async def test_a_history_that_does_not_fit_is_refused() -> None:
