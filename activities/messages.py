@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
 
 from activities.signatures import Versions, WorkloadRef
-from planning.model import Ledger, Turn, Verdict
+from planning.model import Ledger, Provisioning, Stage, Turn, Verdict
 
 KIND = SearchAttributeKey.for_keyword("BerthKind")
 NAMESPACE = SearchAttributeKey.for_keyword("BerthNamespace")
@@ -22,6 +22,20 @@ def placement_id(pool: str) -> str:
 
 def workload_id(uid: str) -> str:
     return f"gpuworkload/{uid}"
+
+
+def provisioning_id(uid: str) -> str:
+    return f"provisioning/{uid}"
+
+
+def provisioning_attributes(ref: WorkloadRef) -> TypedSearchAttributes:
+    return TypedSearchAttributes(
+        [
+            SearchAttributePair(KIND, "Provisioning"),
+            SearchAttributePair(NAMESPACE, ref.namespace),
+            SearchAttributePair(NAME, ref.name),
+        ]
+    )
 
 
 def workload_attributes(ref: WorkloadRef, node: str, phase: str) -> TypedSearchAttributes:
@@ -58,6 +72,29 @@ class Requeue:
 
     uid: str
     turn: Turn
+
+
+@dataclass(frozen=True)
+class OrderNews:
+    """Where a workload's order stands, for the ledger; None: nobody follows it any more."""
+
+    uid: str
+    generation: int
+    now: Provisioning | None
+
+
+@dataclass
+class ProvisioningState:
+    """What the workflow of an order starts with and carries over continue-as-new. It is about no order until it is
+    given one (`generation` 0). `known`: the attempt's request was made; `told`: how far others have heard of it.
+    """
+
+    ref: WorkloadRef
+    generation: int = 0
+    attempt: int = 0
+    known: bool = False
+    told: Stage = ""
+    seen: Versions = field(default_factory=dict)
 
 
 @dataclass

@@ -25,10 +25,17 @@ from temporalio.service import RPCError
 from activities.cache import ClusterCache
 from activities.endings import Endings
 from activities.lifting import lift
-from activities.messages import WorkloadState, workload_attributes, workload_id
+from activities.messages import (
+    ProvisioningState,
+    WorkloadState,
+    provisioning_attributes,
+    provisioning_id,
+    workload_attributes,
+    workload_id,
+)
 from activities.signatures import CARRY_OUT, STATUS_LIMIT, TASK_QUEUE, CarriedOut, CarryOut, Versions, WorkloadRef
 from activities.taking_back import TakingBack
-from activities.writes import add_finalizer, delete_job, reference, write_quota_status, write_status
+from activities.writes import add_finalizer, cut, delete_job, reference, write_quota_status, write_status
 from kube.client import KubeClient
 from kube.errors import (
     AccessDenied,
@@ -50,6 +57,7 @@ from planning.model import (
     Completion,
     Expectation,
     JobView,
+    Order,
     Preemption,
     Verdict,
     Waiting,
@@ -59,6 +67,7 @@ from planning.model import (
 from planning.placement import TEMPLATE_REFUSED, WAITING_FOR_PODS
 from planning.places import on_nodes, pods_in
 from planning.projection import Lag, lagging
+from planning.provisioning import PROVISIONING
 from planning.quota_status import QuotaLag, lagging_quotas
 from planning.recommendation import advised
 from planning.strategy_names import strategy_name
@@ -90,7 +99,7 @@ VISIBLE_WAIT = 1.0
 
 
 # Reasons to wait that are nobody's mistake.
-_NORMAL = (WAITING_FOR_CAPACITY, WAITING_FOR_QUOTA, WAITING_FOR_PODS, PREEMPTING, status.SUSPENDED)
+_NORMAL = (WAITING_FOR_CAPACITY, WAITING_FOR_QUOTA, WAITING_FOR_PODS, PREEMPTING, PROVISIONING, status.SUSPENDED)
 
 
 async def _heartbeat() -> None:
@@ -114,12 +123,6 @@ def _refusal(assignment: Assignment, refused: Exception) -> Verdict:
 def _on(assignment: Assignment) -> str:
     where = on_nodes(node for node, _ in assignment.places or ((assignment.node, 1),))
     return f"for {pods_in(assignment.places)} pods on {where}" if assignment.places else f"on {where}"
-
-
-def cut(refused: Exception) -> str:
-    """A refusal's text, short enough for statuses and histories: a webhook may say a lot."""
-    text = str(refused)
-    return text if len(text) <= 1024 else text[:1023] + "…"
 
 
 class Placements:
@@ -161,6 +164,7 @@ class Placements:
         await self._each([*decision.verdicts, *done.refused], lambda v: self._tell(v, done))
         await self._each(decision.examine, lambda entry: self._examine(entry, done))
         await self._each(decision.waiting, self._tell_waiting)
+        await self._each(decision.orders, lambda o: self._order(o, done))
         await self._each(decision.expected, self._tell_expected)
         await self._show(decision.assignments, done)
         if self._cache.quotas.items:
@@ -369,6 +373,27 @@ class Placements:
                 raise
             log.warning("the verdict about %s/%s is decided anew: %s", verdict.namespace, verdict.name, refused)
             done.stale.append(verdict.uid)
+
+    async def _order(self, order: Order, done: CarriedOut) -> None:
+        """Has a workflow of its own see to the order. One that is about to end takes it up by the signal."""
+        ref = WorkloadRef(order.uid, order.namespace, order.name)
+        try:
+            await self._temporal.start_workflow(
+                "Provisioning",
+                ProvisioningState(ref),
+                id=provisioning_id(order.uid),
+                task_queue=TASK_QUEUE,
+                id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+                search_attributes=provisioning_attributes(ref),
+                static_summary=f"A node for {order.namespace}/{order.name}",
+                start_signal="order",
+                start_signal_args=[order],
+            )
+        except RPCError as refused:
+            if activity.info().attempt < ATTEMPTS:
+                raise
+            log.warning("the node for %s/%s is ordered anew: %s", order.namespace, order.name, refused)
+            done.stale.append(order.uid)
 
     async def _examine(self, entry: Waiting, done: CarriedOut) -> None:
         """Asks the API server, by a Job that is not made, whether a template would do."""

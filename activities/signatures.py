@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from planning.model import Decision, Lately, Ledger, Turn, Verdict
+from planning.model import Decision, Lately, Ledger, Stage, Turn, Verdict
 
 TASK_QUEUE = "control-plane"
 
@@ -18,6 +18,9 @@ CARRY_OUT = "carry_out"
 FOLLOW = "follow"
 HAND_BACK = "hand_back"
 LEARN = "learn"
+
+ARRANGE = "arrange"
+TAKE_BACK = "take_back"
 
 # Statuses that one round brings up to date at most, so that placing does not wait for showing.
 STATUS_LIMIT = 200
@@ -132,6 +135,48 @@ class Followed:
     within: float | None = None
     node: str = ""
     restored: bool = False
+
+
+@dataclass(frozen=True)
+class ArrangeRequest:
+    """`known`: this attempt's request was made. `told`: how far the ledger and the workload's status have heard."""
+
+    ref: WorkloadRef
+    generation: int
+    attempt: int
+    known: bool
+    told: Stage
+    fresh: Versions
+    jitter: float
+
+
+@dataclass(frozen=True)
+class Arranged:
+    """What the workflow of an order does next: as planning.requests.Step, which it was. `attempt`: whose request it is
+    about (another's was taken over).
+    """
+
+    next: Literal["wait", "retry", "fail", "over"]
+    message: str
+    attempt: int
+    within: float = 0.0
+    stage: Stage = ""
+
+
+@dataclass(frozen=True)
+class TakeBack:
+    """Deletes what was made for an order, and then lets the ledger know where it stands: 'over' and 'failed' end it,
+    'ordered' takes a booking back, '' is no news.
+
+    `attempt`: the last one for which something was made; what is there of others goes too.
+    """
+
+    ref: WorkloadRef
+    generation: int
+    attempt: int
+    state: Literal["", "ordered", "failed", "over"]
+    at: float = 0.0
+    pool: str = "default"
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from activities.messages import KIND, NAME, NAMESPACE, NODE, PHASE
 from activities.placements import Placements
 from activities.planner import Planner
 from activities.profiles import Profiles
+from activities.provisioning import Orders
 from activities.sampling import SimulatedSampler, Usages, keep_sampling
 from activities.signatures import TASK_QUEUE
 from activities.workloads import Workloads
@@ -36,6 +37,7 @@ from kube.client import KubeClient
 from kube.events import EventRecorder
 from workflows.gpuworkload import GPUWorkload
 from workflows.placement import Placement
+from workflows.provisioning import Provisioning
 
 log = logging.getLogger(__name__)
 
@@ -108,11 +110,20 @@ def build_worker(
     placements = Placements(cache, kube, temporal, events)
     workloads = Workloads(cache, kube, temporal, events)
     profiles = Profiles(cache, kube, usages)
+    orders = Orders(cache, kube, temporal, events)
     return Worker(
         temporal,
         task_queue=TASK_QUEUE,
-        workflows=[Placement, GPUWorkload],
-        activities=[planner.decide, placements.carry_out, workloads.follow, workloads.hand_back, profiles.learn],
+        workflows=[Placement, GPUWorkload, Provisioning],
+        activities=[
+            planner.decide,
+            placements.carry_out,
+            workloads.follow,
+            workloads.hand_back,
+            profiles.learn,
+            orders.arrange,
+            orders.take_back,
+        ],
         workflow_runner=UnsandboxedWorkflowRunner(),
         max_cached_workflows=CACHED_WORKFLOWS,
         max_concurrent_workflow_tasks=WORKFLOW_TASKS,

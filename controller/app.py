@@ -20,13 +20,23 @@ from temporalio.client import Client
 
 from activities.cache import LIVE_PODS, ByOwner
 from controller import sweep
-from controller.digests import JobDigest, NodeDigest, WorkloadDigest, job_digest, node_digest, workload_digest
+from controller.digests import (
+    JobDigest,
+    NodeDigest,
+    RequestDigest,
+    WorkloadDigest,
+    job_digest,
+    node_digest,
+    request_digest,
+    workload_digest,
+)
 from controller.outage import TEMPORAL_AWAY, reason
 from controller.pokes import Poker
-from controller.routing import NOBODY, Route, on_job, on_node, on_workload
+from controller.routing import NOBODY, Route, on_job, on_node, on_request, on_workload, with_order
 from kube.client import KubeClient
+from kube.errors import AccessDenied, KubeError, NotFound
 from kube.reflector import Change, Reflector
-from kube.resources import GPUQUOTAS, GPUWORKLOADS, JOBS, NODES, PODS
+from kube.resources import GPUQUOTAS, GPUWORKLOADS, JOBS, NODES, PODS, PROVISIONINGREQUESTS
 from planning.naming import JOB_SELECTOR
 
 log = logging.getLogger(__name__)
@@ -35,6 +45,8 @@ SECOND_LOOK = 30.0
 # After a tombstone began to be deleted with something of ours on it: its own workflow may be about to remove it.
 TIDY_AFTER = 5.0
 TEMPORAL_PAUSE = 5.0
+# Until it is asked again whether the cluster has ProvisioningRequests: an autoscaler is not installed every day.
+ASK_AGAIN = 60.0
 # Less than what a leader has between losing its lease and its successor's start (kube.lease: 15 s - 10 s).
 FLUSH = 4.0
 
@@ -70,6 +82,15 @@ class Controller:
         )
         self.nodes: Reflector[NodeDigest] = Reflector(kube, NODES, project=node_digest, on_change=self._node_changed)
         self.quotas: Reflector[int] = Reflector(kube, GPUQUOTAS, project=_generation, on_change=self._quota_changed)
+        self._orders: ByOwner[str, RequestDigest] = ByOwner(lambda request: request.workload_uid)
+        # Not every cluster has the kind: it is watched once it does, and nobody waits for that.
+        self.requests: Reflector[RequestDigest] = Reflector(
+            kube,
+            PROVISIONINGREQUESTS,
+            project=request_digest,
+            label_selector=JOB_SELECTOR,
+            on_change=self._request_changed,
+        )
         # Of live pods only their going matters here (it frees a place), so their metadata is enough.
         self.pods: Reflector[str] = Reflector(
             kube, PODS, project=_pod_name, field_selector=LIVE_PODS, metadata_only=True, on_change=self._pod_changed
@@ -105,6 +126,7 @@ class Controller:
             async with asyncio.TaskGroup() as group:
                 for kind, reflector in self.reflectors.items():
                     self._tasks.append(group.create_task(reflector.run(), name=f"watch of {kind}"))
+                self._tasks.append(group.create_task(self._watch_requests(), name="watch of provisioningrequests"))
                 self._tasks.append(group.create_task(self.poker.run(), name="pokes"))
                 self._tasks.append(group.create_task(self._sweeps(), name="sweeps"))
                 self._tasks.append(group.create_task(self._expiries(), name="expiries"))
@@ -112,6 +134,24 @@ class Controller:
             for timer in self._tidying.values():
                 timer.cancel()
             await self.poker.flush(FLUSH)
+
+    async def _watch_requests(self) -> None:
+        while not await self._has_requests():
+            await asyncio.sleep(ASK_AGAIN)
+        await self.requests.run()
+
+    async def _has_requests(self) -> bool:
+        """Whether the cluster has the kind, and lets us read it. That it is away, the reflector sits out."""
+        try:
+            await self._kube.list(PROVISIONINGREQUESTS, "default", label_selector=JOB_SELECTOR)
+        except NotFound:
+            return False
+        except AccessDenied as denied:
+            log.warning("ProvisioningRequests are not watched: %s", denied)
+            return False
+        except KubeError:
+            return True
+        return True
 
     async def _sweeps(self) -> None:
         for reflector in self.reflectors.values():
@@ -196,6 +236,8 @@ class Controller:
         route = on_workload(change.uid, change.old, change.new, jobs, followed=followed)
         if self._followed is not None and (change.new is None or change.new.finished):
             self._followed.discard(change.uid)
+        if self._orders.of(change.uid):
+            route = with_order(route, change.uid)
         if route is NOBODY or not self.synced:
             return
         with _tracer.start_as_current_span("watch GPUWorkload", attributes={"gpuworkload.uid": change.uid}):
@@ -210,7 +252,10 @@ class Controller:
         job = change.new or change.old
         workload = None if job is None else self.workloads.items.get(job.workload_uid)
         followed = job is not None and self._may_be_followed(job.workload_uid)
-        self._tell(on_job(change.old, change.new, workload, followed=followed), "jobs", change.resource_version)
+        route = on_job(change.old, change.new, workload, followed=followed)
+        if job is not None and self._orders.of(job.workload_uid):
+            route = with_order(route, job.workload_uid)
+        self._tell(route, "jobs", change.resource_version)
 
     def _node_changed(self, change: Change[NodeDigest]) -> None:
         def jobs_on(node: str) -> list[JobDigest]:
@@ -227,6 +272,10 @@ class Controller:
     def _quota_changed(self, change: Change[int]) -> None:
         if change.old != change.new:  # else it is a status, which the ledger wrote
             self._tell(Route(ledger=True), "gpuquotas", change.resource_version)
+
+    def _request_changed(self, change: Change[RequestDigest]) -> None:
+        self._orders.change(change)
+        self.poker.concern(on_request(change.old, change.new), "provisioningrequests", change.resource_version)
 
     def _tell(self, route: Route, kind: str, version: int) -> None:
         # The first list is not news: the sweep that follows it looks at everything at once.

@@ -67,6 +67,14 @@ class NodeDigest:
     fingerprint: int  # of all that placement looks at
 
 
+@dataclass(frozen=True, slots=True)
+class RequestDigest:
+    """A ProvisioningRequest. `told`: the conditions that are true of it."""
+
+    workload_uid: str
+    told: frozenset[str]
+
+
 def workload_digest(raw: Mapping[str, Any]) -> WorkloadDigest:
     meta, status = raw.get("metadata") or {}, raw.get("status") or {}
     spec = raw.get("spec")
@@ -113,6 +121,12 @@ def job_digest(raw: Mapping[str, Any]) -> JobDigest | None:
         nodes=tuple(name for name, _ in places) or (node,),
         assembled=0 < pods <= int(status.get("active") or 0),
     )
+
+
+def request_digest(raw: Mapping[str, Any]) -> RequestDigest | None:
+    uid = ((raw.get("metadata") or {}).get("labels") or {}).get(WORKLOAD_UID_LABEL)
+    conditions = (raw.get("status") or {}).get("conditions") or ()
+    return RequestDigest(uid, frozenset(c["type"] for c in conditions if c.get("status") == "True")) if uid else None
 
 
 def node_digest(raw: Mapping[str, Any]) -> NodeDigest:

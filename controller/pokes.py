@@ -28,7 +28,6 @@ from activities.messages import (
     placement_attributes,
     placement_id,
     workload_attributes,
-    workload_id,
 )
 from activities.signatures import TASK_QUEUE, Versions, WorkloadRef
 from controller.outage import ANSWER, TEMPORAL_AWAY, reason
@@ -67,7 +66,7 @@ class Poker:
         self._skip = skip
         self._recovered = recovered
         self._ledger_seen: Versions | None = None
-        self._workloads: dict[str, _Due] = {}
+        self._workloads: dict[str, _Due] = {}  # by the id of the workflow that is to hear
         self._wake = asyncio.Event()
         self._trouble = 0
         self._last_ledger_poke = -math.inf
@@ -93,7 +92,7 @@ class Poker:
             self._note_ledger({kind: version})
             self._wake.set()
         for poke in route.workloads:
-            self._note_workload(self._workloads.get(poke.uid), _Due(poke, {kind: version}))
+            self._note_workload(self._workloads.get(poke.receiver), _Due(poke, {kind: version}))
             self._wake.set()
 
     def _note_ledger(self, seen: Versions) -> None:
@@ -105,7 +104,7 @@ class Poker:
             poke = older.poke if older.poke.begin and not newer.poke.begin else newer.poke
             poke = replace(poke, ended=older.poke.ended or newer.poke.ended)
             newer = _Due(poke, newest(older.seen, newer.seen))
-        self._workloads[newer.poke.uid] = newer
+        self._workloads[newer.poke.receiver] = newer
 
     async def run(self) -> None:
         while True:
@@ -167,19 +166,24 @@ class Poker:
         left = dict(batch)
         gate = asyncio.Semaphore(CONCURRENCY)
 
-        async def one(uid: str, due: _Due) -> None:
+        async def one(receiver: str, due: _Due) -> None:
             async with gate:
-                nobody = self._skip(uid) and not due.poke.ended
-                if nobody or await self._attempt(self._poke_workload(due), "workload"):
-                    del left[uid]
+                poke = due.poke
+                if poke.order:
+                    heard = await self._attempt(self._signal(due), "order")
+                else:
+                    nobody = self._skip(poke.uid) and not poke.ended
+                    heard = nobody or await self._attempt(self._poke_workload(due), "workload")
+                if heard:
+                    del left[receiver]
 
         try:
             async with asyncio.TaskGroup() as group:
-                for uid, due in batch.items():
-                    group.create_task(one(uid, due))
+                for receiver, due in batch.items():
+                    group.create_task(one(receiver, due))
         finally:
-            for uid, due in left.items():
-                again = self._workloads.pop(uid, None)
+            for receiver, due in left.items():
+                again = self._workloads.pop(receiver, None)
                 self._note_workload(None if again is None else due, again or due)
         return not left
 
@@ -217,7 +221,7 @@ class Poker:
                 await self._client.start_workflow(
                     "GPUWorkload",
                     WorkloadState(ref, seen=due.seen),
-                    id=workload_id(poke.uid),
+                    id=poke.receiver,
                     task_queue=TASK_QUEUE,
                     id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
                     id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
@@ -228,8 +232,11 @@ class Poker:
                 return
             except WorkflowAlreadyStartedError:
                 pass
+        await self._signal(due)
+
+    async def _signal(self, due: _Due) -> None:
         try:
-            handle = self._client.get_workflow_handle(workload_id(poke.uid))
+            handle = self._client.get_workflow_handle(due.poke.receiver)
             await handle.signal("poke", Poke(due.seen), rpc_timeout=ANSWER)
         except RPCError as refused:
             if refused.status != RPCStatusCode.NOT_FOUND:

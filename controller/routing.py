@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from controller.digests import JobDigest, NodeDigest, WorkloadDigest
+from activities.messages import provisioning_id, workload_id
+from controller.digests import JobDigest, NodeDigest, RequestDigest, WorkloadDigest
 from planning import endings
 
 
@@ -17,7 +18,8 @@ from planning import endings
 class WorkloadPoke:
     """`begin`: start the workflow if none is open; else only an open one hears of it. `node` and `phase` are what a
     workflow shows from its start, so that it need not write them later. `ended`: by the ledger, of which a workflow
-    that is open does not know; nothing else goes to a tombstone.
+    that is open does not know; nothing else goes to a tombstone. `order`: it is for the workflow of the workload's
+    order of a node, not for its own.
     """
 
     uid: str
@@ -27,6 +29,12 @@ class WorkloadPoke:
     node: str = ""
     phase: str = "Running"
     ended: bool = False
+    order: bool = False
+
+    @property
+    def receiver(self) -> str:
+        """The workflow's id."""
+        return provisioning_id(self.uid) if self.order else workload_id(self.uid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +130,21 @@ def on_job(
     # open, which would go on showing what was before.
     followed = new.attempt > 0 or (workload is not None and workload.generation > 1)
     return Route(ledger=True, workloads=(replace(poke, begin=False),) if followed else ())
+
+
+def on_request(old: RequestDigest | None, new: RequestDigest | None) -> Route:
+    """A ProvisioningRequest changed. That one was made is no news to whoever made it."""
+    request = new or old
+    if request is None or (new is not None and new.told == (old.told if old is not None else frozenset())):
+        return NOBODY
+    return with_order(Route(), request.workload_uid)
+
+
+def with_order(route: Route, uid: str) -> Route:
+    """The same for a workload that has a ProvisioningRequest: whatever concerns others may end its order too."""
+    if route is NOBODY:
+        return NOBODY
+    return replace(route, workloads=(*route.workloads, WorkloadPoke(uid, "", "", begin=False, order=True)))
 
 
 def on_node(old: NodeDigest | None, new: NodeDigest | None, jobs_on: Callable[[str], Iterable[JobDigest]]) -> Route:

@@ -14,7 +14,25 @@ SETTINGS_NAMESPACE = "berth-system"
 SETTINGS_NAME = "berth-settings"
 SETTINGS_KEY = "settings.yaml"
 
+ParameterName = Annotated[StrictStr, Field(min_length=1, max_length=253)]
+ParameterValue = Annotated[StrictStr, Field(max_length=255)]
+
 _DEFAULT_SCRIPT = 'echo "berth: model ${MODEL_NAME} on ${GPU_COUNT} GPU(s); no image was given, so nothing more runs"'
+
+
+class Provisioning(CRDModel):
+    """How nodes are ordered from an autoscaler that understands ProvisioningRequests."""
+
+    class_name: Annotated[
+        StrictStr, Field(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
+    ]
+    parameters: Annotated[dict[ParameterName, ParameterValue], Field(max_length=100)] = Field(default_factory=dict)
+    max_orders: Annotated[Int, Field(ge=1, le=100)] = 10
+    wait_seconds: Annotated[Int, Field(ge=0, le=86400)] = 30
+    timeout_seconds: Annotated[Int, Field(ge=1, le=86400)] = 900
+    booking_seconds: Annotated[Int, Field(ge=1, le=86400)] = 600
+    retries: Annotated[Int, Field(ge=0, le=20)] = 3
+    backoff_seconds: Annotated[Int, Field(ge=1, le=1800)] = 60
 
 
 class Settings(CRDModel):
@@ -31,6 +49,7 @@ class Settings(CRDModel):
     minimum_runtime_seconds: Annotated[Int, Field(ge=0, le=86400)] = 60
     bind_deadline_seconds: Annotated[Int, Field(ge=1, le=3600)] = 30
     sample_seconds: Annotated[Int, Field(ge=1, le=3600)] = 15
+    provisioning: Provisioning | None = None
 
     @classmethod
     def parse(cls, raw: object) -> tuple[Settings | None, str]:

@@ -45,8 +45,10 @@ from planning.model import (
 from planning.placement import decide
 from planning.places import Gang, gang_of, times
 from planning.prediction import seconds_to_start
+from planning.provisioning import PROVISIONING
 from planning.queue import in_order
 from planning.quotas import opened
+from planning.status import shows
 from planning.strategies import Rank, Request, StrategyError
 from planning.strategy_names import strategy_name
 
@@ -188,7 +190,8 @@ def _queued(
     return replace(
         told,
         state="queued",
-        message=message or told.message,
+        # How far the autoscaler is with a node for it, the round does not know.
+        message=told.message if shows(view, PROVISIONING) else message or told.message,
         next_node=next_.node if next_ is not None else "",
         next_places=next_.places if next_ is not None else (),
         pods=gang.pods if gang is not None else 1,

@@ -77,6 +77,11 @@ def job_manifest(workload: WorkloadView, assignment: Assignment, settings: Setti
     }
     if assignment.backfill is not None:
         manifest["metadata"]["annotations"][naming.BACKFILL_ANNOTATION] = str(int(assignment.backfill))
+    if assignment.booking is not None:
+        manifest["spec"]["template"]["metadata"]["annotations"] |= {
+            naming.CONSUME_ANNOTATION: assignment.booking.request,
+            naming.CLASS_ANNOTATION: assignment.booking.class_name,
+        }
     if assignment.places:
         manifest["metadata"]["annotations"][naming.PLACES_ANNOTATION] = places_text(assignment.places)
     else:
@@ -113,6 +118,12 @@ def lifted(pod: Mapping[str, Any], node: str) -> Manifest:
         "metadata": {"uid": meta.get("uid"), "resourceVersion": meta.get("resourceVersion")},
         "spec": {"schedulingGates": others, "affinity": pinned(spec.get("affinity"), node)},
     }
+
+
+def pod_template(workload: WorkloadView, settings: Settings) -> Manifest:
+    """The template of its Job's pod before a node is chosen; ValueError if no Job can be made of the spec."""
+    template: Manifest = _manifest(workload, Turn(), "", settings, 0)["spec"]["template"]  # no gate: it is never run
+    return template
 
 
 def examination_manifest(workload: WorkloadView, settings: Settings) -> Manifest:

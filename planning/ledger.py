@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from planning.model import AVOIDED_NODES, Avoided, Decision, Ledger, Turn, Verdict, Withdrawal
+from planning.model import AVOIDED_NODES, Avoided, Decision, Ledger, Provisioning, Turn, Verdict, Withdrawal
 
 # Workloads whose avoided nodes are remembered, the latest: the ledger goes into every round's history.
 _AVOIDING = 256
@@ -25,12 +25,14 @@ def after_deciding(ledger: Ledger, decision: Decision) -> Ledger:
     accepted, rejected, made = dict(ledger.accepted), dict(ledger.rejected), dict(ledger.made)
     avoided = dict(ledger.avoided)
     clearing = {uid: jobs for uid, jobs in ledger.clearing.items() if uid not in decision.cleared}
+    provisioning = {uid: known for uid, known in ledger.provisioning.items() if uid not in decision.unprovisioned}
+    provisioning |= decision.provisioning
     for uid in decision.seen:
         in_flight.pop(uid, None)
         made.pop(uid, None)
     rooms = {**ledger.rooms, **decision.rooms}
     for uid in decision.forget:
-        for facts in (in_flight, turns, held, accepted, rejected, made, avoided, clearing, rooms):
+        for facts in (in_flight, turns, held, accepted, rejected, made, avoided, clearing, rooms, provisioning):
             facts.pop(uid, None)
     for uid in decision.reconsidered:
         avoided.pop(uid, None)
@@ -46,7 +48,7 @@ def after_deciding(ledger: Ledger, decision: Decision) -> Ledger:
         clearing[stop.winner] = stop.winner_generation
     lately = decision.lately or ledger.lately
     rooms = {uid: places for uid, places in rooms.items() if uid in clearing}
-    return Ledger(in_flight, turns, held, accepted, rejected, made, avoided, lately, clearing, rooms)
+    return Ledger(in_flight, turns, held, accepted, rejected, made, avoided, lately, clearing, rooms, provisioning)
 
 
 def still_due(ledger: Ledger, decision: Decision) -> Decision:
@@ -98,6 +100,7 @@ def after_carrying_out(
         ledger.lately,
         ledger.clearing,
         ledger.rooms,
+        {u: p for u, p in ledger.provisioning.items() if not (u in undone and p.state == "ordered")},
     )
 
 
@@ -107,6 +110,17 @@ def after_requeue(ledger: Ledger, uid: str, turn: Turn) -> Ledger:
     # A doubled signal about an older turn does not release a verdict about this one.
     held = {u: about for u, about in ledger.held.items() if u != uid or about.attempt >= turn.attempt}
     return replace(ledger, turns={**ledger.turns, uid: turn}, held=held)
+
+
+def after_provisioning(ledger: Ledger, uid: str, generation: int, now: Provisioning | None) -> Ledger:
+    """The ledger once a workload's order of that generation stands at `now` (None: nobody follows it any more). News of
+    an order that the ledger has not, or of another spec's, changes nothing.
+    """
+    known = ledger.provisioning.get(uid)
+    if known is None or known.generation != generation or not known.open:
+        return ledger
+    others = {u: each for u, each in ledger.provisioning.items() if u != uid}
+    return replace(ledger, provisioning=others if now is None else {**others, uid: now})
 
 
 def _avoiding(avoided: Mapping[str, Avoided], taken_back: Iterable[Withdrawal]) -> dict[str, Avoided]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from crds.gpuquota import GPUQuotaSpec
 from crds.gpuworkload import GPUWorkloadSpec
@@ -69,6 +69,7 @@ class NodeView:
     gpu_gap: str = ""
     gpus_expected: int = 0
     not_ready_since: float | None = None
+    created: float = 0.0
 
     @property
     def out_of_service(self) -> bool:
@@ -191,6 +192,28 @@ class QuotaView:
     status: Mapping[str, Any] = field(default_factory=dict)
 
 
+# How far an autoscaler is with a ProvisioningRequest: not made yet, made, taken up, room found.
+Stage = Literal["", "ordered", "accepted", "provisioned"]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestView:
+    """A ProvisioningRequest of berth's. The moments and messages are None while their condition is not True."""
+
+    name: str
+    uid: str
+    attempt: int
+    generation: int  # of the workload that it was made for
+    class_name: str
+    created: float
+    deleting: bool = False
+    accepted: float | None = None
+    provisioned: float | None = None
+    failed: str | None = None
+    expired: str | None = None
+    revoked: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Defaults:
     """Where a strategy's name comes from when the workload names none: its namespace, then the installation."""
@@ -211,6 +234,14 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
+class Booking:
+    """What an autoscaler keeps for a workload's pod, which must name both."""
+
+    request: str  # the name of a ProvisioningRequest
+    class_name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Assignment:
     """One promise of GPUs: this workload's next Job goes to this node, or a gang's pods to these `places`, of which
     `node` is the first. `requests` are one pod's.
@@ -228,6 +259,7 @@ class Assignment:
     job_name: str
     backfill: float | None = None  # what it gets is kept for somebody else: until when it may have it (0: on demand)
     places: Places = ()
+    booking: Booking | None = None
 
 
 # Nodes remembered for a workload: enough for the usual cause (a zone, a kind of node), small in every history.
@@ -252,6 +284,25 @@ class Lately:
 
 
 @dataclass(frozen=True, slots=True)
+class Provisioning:
+    """How far a workload of this generation is with a node of its own.
+
+    waiting: short of capacity since `since`, nothing is ordered yet. ordered: its order is open. provisioned: the
+    autoscaler has room for it, booked by `booking`. failed: its order was given up at `since`.
+    """
+
+    generation: int
+    state: Literal["waiting", "ordered", "provisioned", "failed"]
+    since: float
+    booking: Booking | None = None
+
+    @property
+    def open(self) -> bool:
+        """Whether there is an order, which somebody carries out."""
+        return self.state in ("ordered", "provisioned")
+
+
+@dataclass(frozen=True, slots=True)
 class Ledger:
     """The placement ledger's durable state, passed to every decision; all else is read from the cluster.
 
@@ -266,6 +317,7 @@ class Ledger:
     lately: what each tenant held on average, by the name of its GPUQuota.
     clearing: workloads for which others are being stopped -> their generation; they go first until they are placed.
     rooms: where room is being made for those, so that of several none takes another's; pods by node.
+    provisioning: workloads for which a node is ordered, may be soon, or was in vain.
     """
 
     in_flight: dict[str, Assignment] = field(default_factory=dict)
@@ -278,6 +330,7 @@ class Ledger:
     lately: dict[str, Lately] = field(default_factory=dict)
     clearing: dict[str, int] = field(default_factory=dict)
     rooms: dict[str, Places] = field(default_factory=dict)
+    provisioning: dict[str, Provisioning] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,6 +451,16 @@ class Pin:
 
 
 @dataclass(frozen=True, slots=True)
+class Order:
+    """Have a node provisioned for this workload."""
+
+    uid: str
+    namespace: str
+    name: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """What one round decided. The ledger applies it as it stands; nothing of it is decided again."""
 
@@ -420,3 +483,6 @@ class Decision:
     expected: list[Expectation] = field(default_factory=list)  # statuses to tell when their workload starts
     pins: list[Pin] = field(default_factory=list)
     rooms: dict[str, Places] = field(default_factory=dict)  # for whom room is made elsewhere than the ledger knows
+    orders: list[Order] = field(default_factory=list)
+    provisioning: dict[str, Provisioning] = field(default_factory=dict)  # what changed in the ledger's, by UID
+    unprovisioned: list[str] = field(default_factory=list)  # UIDs of which the ledger need not remember that any more

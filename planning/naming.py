@@ -32,8 +32,13 @@ PLACES_ANNOTATION = f"{GROUP}/places"  # on a gang's Job: where its pods go
 SPEC_HASH_ANNOTATION = f"{GROUP}/spec-hash"  # on a Job: of the spec that it was made from
 PREEMPTED_ANNOTATION = f"{GROUP}/preempted"  # on a Job that the ledger suspended: for whom
 BACKFILL_ANNOTATION = f"{GROUP}/backfill"  # on a Job whose room is kept for a workload before it: until when, or 0
+GENERATION_ANNOTATION = f"{GROUP}/generation"  # on a ProvisioningRequest: of the workload that it was made for
 WITHDRAWN_ANNOTATION = f"{GROUP}/withdrawn"  # on a Job that the ledger takes back: why
 SIMULATED_LABEL = f"{GROUP}/simulated"  # on a node that nobody runs anything on: "true"
+
+# The Cluster Autoscaler's, on a pod that uses what a ProvisioningRequest booked; it looks for both.
+CONSUME_ANNOTATION = "autoscaling.x-k8s.io/consume-provisioning-request"
+CLASS_ANNOTATION = "autoscaling.x-k8s.io/provisioning-class-name"
 
 CONTAINER = "gpu-workload"
 GATE = f"{GROUP}/placement"  # keeps the scheduler off a gang's pods until all are there
@@ -87,6 +92,15 @@ def job_name(cr_name: str, uid: str, attempt: int, *, indexed: bool = False) -> 
     tail = f"-{uid8}-{attempt}"
     head = re.sub(r"[^a-z0-9-]+", "-", cr_name.lower()).strip("-")[: _LIMIT - 4 * indexed - len(tail)].strip("-")
     return f"{head or 'w'}{tail}"
+
+
+def request_name(cr_name: str, uid: str, generation: int, attempt: int) -> str:
+    """`<cr name, cut>-<first 8 of the uid>-g<generation>-<attempt>`: of a ProvisioningRequest and its PodTemplate, the
+    same however often they are made.
+    """
+    head, _, uid8 = job_name(cr_name, uid, 0).removesuffix("-0").rpartition("-")
+    tail = f"-{uid8}-g{generation}-{attempt}"
+    return f"{head[: _LIMIT - len(tail)].rstrip('-')}{tail}"
 
 
 def workload_labels(name: str, uid: str, model_name: str, attempt: int) -> dict[str, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
+from math import inf
 
 from crds.settings import Settings
 from planning import gates, status
@@ -32,6 +33,7 @@ from planning.model import (
 )
 from planning.places import gang_of
 from planning.preemption import Preemptor, candidates, next_stoppable
+from planning.provisioning import Orders
 from planning.queue import in_order, turn_in_queue
 from planning.quotas import Books, opened, remembered
 from planning.strategy_names import not_installed, strategy_name
@@ -76,7 +78,8 @@ def decide(
     reconsidered = to_reconsider(snapshot, mine, ledger)
     stoppable = candidates(snapshot, mine, settings) if queue else []
     preemptor = Preemptor(floor, books, held, stoppable, snapshot.by_uid(), snapshot.now)
-    turns = Turns(floor, books, preemptor, told, ledger, snapshot.now, seed, reconsidered, held)
+    orders = Orders.of(settings.provisioning, ledger, floor, queue, snapshot.now)
+    turns = Turns(floor, books, preemptor, orders, told, ledger, snapshot.now, seed, reconsidered, held)
 
     def has_word(wish: Wish) -> bool:
         return ledger.clearing.get(wish.view.uid) == wish.view.generation
@@ -99,6 +102,7 @@ def decide(
         next_deadline(snapshot, mine, settings, bool(told.decision.assignments or promised)),
         gates.next_look(starting, settings, snapshot.now),
         next_stoppable(snapshot, mine, settings) if told.queued else None,
+        orders.due_in if orders.due_in < inf else None,
     )
     return replace(
         told.decision,
@@ -112,6 +116,9 @@ def decide(
         lately=_lately(books, ledger, snapshot.now),
         completions=ended,
         cleared=[uid for uid in ledger.clearing if uid not in turns.awaiting and uid not in waiting],
+        orders=orders.placed,
+        provisioning=orders.changed,
+        unprovisioned=orders.dropped(waiting),
     )
 
 
@@ -212,7 +219,8 @@ def _forget(snapshot: Snapshot, ledger: Ledger) -> list[str]:
     made must be known to be gone.
     """
     alive = {view.uid for view in snapshot.workloads if not view.finished}
-    gone = {*ledger.in_flight, *ledger.turns, *ledger.held, *ledger.accepted, *ledger.rejected, *ledger.avoided} - alive
+    gone = {*ledger.in_flight, *ledger.turns, *ledger.held, *ledger.accepted, *ledger.rejected, *ledger.avoided}
+    gone = (gone | ledger.provisioning.keys()) - alive
     unseen = {uid for uid, version in ledger.made.items() if version > snapshot.jobs_version}
     held_up = unseen | {job.workload_uid for job in snapshot.jobs if not job.finished and job.workload_uid in gone}
     return sorted(gone - held_up)

@@ -33,6 +33,7 @@ from planning.model import (
 from planning.naming import job_name
 from planning.places import Gang, on_nodes, pods_in, times
 from planning.preemption import Preemptor
+from planning.provisioning import PROVISIONING, Orders
 from planning.quotas import Books, firm, topmost
 from planning.strategies import StrategyError
 from planning.strategies.random import Random
@@ -111,6 +112,7 @@ class Turns:
     floor: Floor
     books: Books
     preemptor: Preemptor
+    orders: Orders
     told: Told
     ledger: Ledger
     now: float
@@ -153,7 +155,8 @@ class Turns:
         if wish.turn.retries > wish.limit:
             told.judged(wish, JOB_REFUSED, _PODLESS)
             return
-        if never := self._never(wish):
+        never = self._never(wish)
+        if never and not self.orders.hopes(wish):
             told.judged(wish, NO_SUITABLE_NODE, never)
             return
         if books.short(view.namespace, need, firm=is_firm) is not None:
@@ -182,6 +185,8 @@ class Turns:
             taken = times(shape.requests, pods_in(assignment.places)) if assignment.places else need
             if before is not None or self._lent_on(view, taken):
                 assignment = replace(assignment, backfill=0.0)
+            if (booking := self.orders.booking(view)) is not None:
+                assignment = replace(assignment, booking=booking)
             told.decision.assignments.append(assignment)
             told.left -= self._cost(pods_in(assignment.places))
             books.take(view.namespace, taken, firm=is_firm)
@@ -269,12 +274,15 @@ class Turns:
         head = not self.floor.competes(wish.shape)
         if self._cleared(wish, head=head):
             return
-        self.told.waits(wish.view, WAITING_FOR_CAPACITY, partial(self._lacking, wish))
+        found: list[Kept] = []
         if head and self.keeping < _KEPT and len(self.floor.kept) < _KEPT_NODES:
             found = self._keep(wish)
             self.keeping += bool(found)
-            for kept in found:
-                self.floor.keep(kept)
+        ordered = self.orders.asked(wish, found[0] if found else None, never=bool(self._never(wish)))
+        reason = PROVISIONING if ordered else WAITING_FOR_CAPACITY
+        self.told.waits(wish.view, reason, lambda: self._lacking(wish) + ordered)
+        for kept in found:
+            self.floor.keep(kept)
 
     def _lacking(self, wish: Wish) -> str:
         if wish.gang is None:

@@ -12,12 +12,24 @@ from typing import Any
 
 from crds.gpuquota import GPUQuotaSpec
 from crds.gpuworkload import MAX_INT32, GPUWorkloadSpec, serialised_size
-from planning.model import TOMBSTONES, Ended, JobView, NodeView, PodView, QuotaView, Resources, Taint, WorkloadView
+from planning.model import (
+    TOMBSTONES,
+    Ended,
+    JobView,
+    NodeView,
+    PodView,
+    QuotaView,
+    RequestView,
+    Resources,
+    Taint,
+    WorkloadView,
+)
 from planning.naming import (
     ATTEMPT_LABEL,
     BACKFILL_ANNOTATION,
     FINALIZER,
     GATE,
+    GENERATION_ANNOTATION,
     INDEX_KEY,
     NODE_ANNOTATION,
     PLACES_ANNOTATION,
@@ -69,6 +81,7 @@ def node_view(raw: object, gpu_resource: str) -> NodeView:
         gpu_gap=gap,
         gpus_expected=expected,
         not_ready_since=since,
+        created=seconds(meta.get("creationTimestamp")) or 0.0,
     )
 
 
@@ -184,6 +197,35 @@ def quota_view(raw: object) -> QuotaView:
         spec=spec,
         invalid=invalid,
         status=status if serialised_size(status, _STATUS_LIMIT) <= _STATUS_LIMIT else {},
+    )
+
+
+def request_view(raw: object) -> RequestView:
+    """A ProvisioningRequest of berth's; conditions that are not True count as absent."""
+    request = mapping(raw)
+    meta, spec = mapping(request.get("metadata")), mapping(request.get("spec"))
+    labels, annotations = mapping(meta.get("labels")), mapping(meta.get("annotations"))
+    moments: dict[str, float] = {}
+    messages: dict[str, str] = {}
+    for condition in mappings(mapping(request.get("status")).get("conditions")):
+        if condition.get("status") == "True":
+            kind = text(condition.get("type"))
+            moments[kind] = seconds(condition.get("lastTransitionTime")) or 0.0
+            said = text(condition.get("message")) or text(condition.get("reason")) or kind
+            messages[kind] = said[:_MESSAGE_LIMIT]
+    return RequestView(
+        name=text(meta.get("name")),
+        uid=text(meta.get("uid")),
+        attempt=min(_integer(labels.get(ATTEMPT_LABEL)), MAX_INT32),
+        generation=_integer(annotations.get(GENERATION_ANNOTATION)),
+        class_name=text(spec.get("provisioningClassName")),
+        created=seconds(meta.get("creationTimestamp")) or 0.0,
+        deleting=meta.get("deletionTimestamp") is not None,
+        accepted=moments.get("Accepted"),
+        provisioned=moments.get("Provisioned"),
+        failed=messages.get("Failed"),
+        expired=messages.get("BookingExpired"),
+        revoked=messages.get("CapacityRevoked"),
     )
 
 

@@ -363,6 +363,33 @@ def test_what_a_profile_and_a_recommendation_say_is_all_told() -> None:
     assert set(rows(PROFILES, "What is recommended")) == recommended
 
 
+# --- docs/autoscaling.md -------------------------------------------------------------------------------------------
+
+AUTOSCALING = ROOT / "docs" / "autoscaling.md"
+
+
+def said(module: str) -> set[str]:
+    """The CamelCase words of two or more parts, and `Failed` and `Refused`, that a module has as literals."""
+    constants = (
+        node.value for node in ast.walk(ast.parse((ROOT / module).read_text())) if isinstance(node, ast.Constant)
+    )
+    pattern = r"[A-Z][a-z]+([A-Z][a-z]+)+|Failed|Refused"
+    return {text for text in constants if isinstance(text, str) and re.fullmatch(pattern, text)}
+
+
+def test_every_end_of_an_order_and_every_event_of_it_is_told() -> None:
+    text = read(AUTOSCALING)
+    section = re.split(r"^## ", text, flags=re.MULTILINE)
+    told = next(part for part in section if part.startswith("What happens then"))
+    tables = re.findall(r"^\| `(\w+)` \|", told, re.MULTILINE)
+    kinds = {"ProvisioningRequest", "PodTemplate", "GPUWorkload"}
+    given = (said("planning/requests.py") | said("activities/provisioning.py")) - kinds
+    assert given == set(tables)
+    events = next(part for part in re.split(r"^## ", read(OPERATIONS), flags=re.MULTILINE) if part.startswith("Events"))
+    for event in said("activities/provisioning.py") - kinds - said("planning/requests.py") - {"Refused"}:
+        assert f"`{event}`" in events, event
+
+
 # --- docs/architecture.md ------------------------------------------------------------------------------------------
 
 
@@ -404,7 +431,7 @@ def test_the_metrics_table_is_what_is_exported() -> None:
 
 def test_the_settings_table_is_complete() -> None:
     table = rows(OPERATIONS, "Settings")
-    assert set(table) == {field.alias for field in Settings.model_fields.values()}
+    assert set(table) == {name for name, _ in fields(Settings)}
     for name, field in fields(Settings):
         if name != "defaultArgs":  # a line of shell, described in words
             assert table[name][0] == default(field), name
@@ -432,7 +459,7 @@ def handlers() -> dict[str, set[str]]:
 
 @every_page
 def test_lines_for_the_temporal_cli_name_what_exists(page: Path) -> None:
-    from activities.messages import placement_id, workload_id
+    from activities.messages import placement_id, provisioning_id, workload_id
     from activities.signatures import TASK_QUEUE
 
     for line in code(read(page)):
@@ -447,7 +474,7 @@ def test_lines_for_the_temporal_cli_name_what_exists(page: Path) -> None:
         if "--input" in options:
             json.loads(options["--input"])
         if "--workflow-id" in options:
-            assert options["--workflow-id"].startswith((workload_id(""), placement_id(""))), line
+            assert options["--workflow-id"].startswith((workload_id(""), placement_id(""), provisioning_id(""))), line
         if "--task-queue" in options:
             assert options["--task-queue"] == TASK_QUEUE, line
 

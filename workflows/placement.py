@@ -15,7 +15,7 @@ from temporalio import workflow
 from temporalio.common import RetryPolicy, VersioningBehavior
 from temporalio.exceptions import ActivityError, is_cancelled_exception
 
-from activities.messages import PlacementState, Poke, Requeue
+from activities.messages import OrderNews, PlacementState, Poke, Requeue
 from activities.signatures import (
     CARRY_OUT,
     DECIDE,
@@ -28,7 +28,7 @@ from activities.signatures import (
     Learned,
     Versions,
 )
-from planning.ledger import after_carrying_out, after_deciding, after_requeue, still_due
+from planning.ledger import after_carrying_out, after_deciding, after_provisioning, after_requeue, still_due
 from planning.model import Decision
 
 # Assignments per round: large enough to share a round's events, small enough that the round is soon over, for a GPU
@@ -62,12 +62,13 @@ def _effects(decision: Decision, lagging: int, quotas: int) -> dict[str, int]:
         "placed": len(decision.assignments),
         "preempted": len(decision.preemptions),
         "withdrawn": len(decision.withdrawals),
-        "gangs started": len(decision.pins),
+        "ungated": len(decision.pins),
         "impossible": len(decision.verdicts),
         "ended": len(decision.completions),
         "told to wait": len(decision.waiting),
         "told when": len(decision.expected),
         "examined": len(decision.examine),
+        "ordered": len(decision.orders),
         "shown": lagging,
         "quotas shown": quotas,
     }
@@ -103,6 +104,12 @@ class Placement:
     def requeue(self, back: Requeue) -> None:
         known = self._state.ledger
         self._state.ledger = after_requeue(known, back.uid, back.turn)
+        self._poked |= self._state.ledger != known
+
+    @workflow.signal(description="How far a workload's order of a node is")
+    def provisioning(self, news: OrderNews) -> None:
+        known = self._state.ledger
+        self._state.ledger = after_provisioning(known, news.uid, news.generation, news.now)
         self._poked |= self._state.ledger != known
 
     @workflow.query(description="The ledger as it stands: promises in flight, turns, verdicts")
@@ -155,7 +162,17 @@ class Placement:
             done = await workflow.execute_activity(
                 CARRY_OUT,
                 CarryOut(
-                    replace(decision, seen=[], forget=[], reconsidered=[], lately={}, reasons={}, rooms={}),
+                    replace(
+                        decision,
+                        seen=[],
+                        forget=[],
+                        reconsidered=[],
+                        lately={},
+                        reasons={},
+                        rooms={},
+                        provisioning={},
+                        unprovisioned=[],
+                    ),
                     {a.uid: self._traces.pop(a.uid) for a in decision.assignments if a.uid in self._traces},
                     self._state.ledger.lately if result.quotas else {},
                 ),

@@ -78,7 +78,6 @@ async def a_gang_runs_on_the_nodes_that_its_pods_were_told(tenant: Tenant) -> No
         assert term["matchFields"][0]["values"] == [pod["spec"]["nodeName"]]
     done = await tenant.until("gang", phase="Succeeded")
     assert (done["status"]["attempt"], done["status"]["retryCount"], done["status"]["placedReplicas"]) == (0, 0, 5)
-    await tenant.empty()
 
 
 async def a_gang_that_cannot_fit_is_told_so_at_once(tenant: Tenant) -> None:

@@ -13,8 +13,11 @@ from controller import app
 from controller.app import Controller
 from controller.digests import JobDigest, NodeDigest, WorkloadDigest
 from kube.reflector import Change
+from kube.resources import PROVISIONINGREQUESTS
 from planning.model import Turn
+from planning.naming import JOB_SELECTOR, WORKLOAD_UID_LABEL
 from tests.controller.fake_temporal import UNAVAILABLE, UNREACHABLE, FakeTemporal
+from tests.kube.fake_api import FakeApi
 
 WORKLOAD = WorkloadDigest("ns", "w", 1, finished=False, deleting=False, finalizer=True, caught_up=True, expires=None)
 JOB = JobDigest("ns", "w-0", "u", "w", 0, "n1", ready=False, finished=True, deleting=False, uid="j")
@@ -55,7 +58,7 @@ async def test_a_sweep_waits_for_temporal(away: Exception, monkeypatch: pytest.M
     temporal.away = None
     await until(lambda: not mine.temporal_away)
     sweeping.cancel()
-    due = mine.poker._workloads["u"]
+    due = mine.poker._workloads["gpuworkload/u"]
     assert due.poke.begin
 
 
@@ -71,7 +74,7 @@ async def test_sweeps_bring_the_newest_objects_version_and_not_the_lists() -> No
     await until(lambda: mine.poker.pending == 2)
     sweeping.cancel()
     assert mine.poker._ledger_seen == {"gpuworkloads": 900, "jobs": 800}
-    assert mine.poker._workloads["u"].seen == {"gpuworkloads": 900, "jobs": 800}
+    assert mine.poker._workloads["gpuworkload/u"].seen == {"gpuworkloads": 900, "jobs": 800}
 
 
 async def test_whether_a_workflow_may_be_open_is_known_from_the_first_sweep_on() -> None:
@@ -164,6 +167,7 @@ async def test_the_end_of_a_term_tells_what_was_seen(monkeypatch: pytest.MonkeyP
 
     for reflector in mine.reflectors.values():
         monkeypatch.setattr(reflector, "run", watch)
+    monkeypatch.setattr(mine, "_watch_requests", watch)
     leading = asyncio.create_task(mine.lead())
     await until(lambda: bool(temporal.started))
     names = {task.get_name() for task in mine.tasks}
@@ -174,3 +178,41 @@ async def test_the_end_of_a_term_tells_what_was_seen(monkeypatch: pytest.MonkeyP
     await asyncio.wait({leading})
     assert leading.cancelled()
     assert [id for id, _ in temporal.started] == ["placement/default"]
+
+
+async def test_requests_are_watched_once_the_cluster_has_the_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "ASK_AGAIN", 0.02)
+    temporal = FakeTemporal()
+    async with FakeApi() as api, await api.client() as kube:
+        missing = api.fail(contains="provisioningrequests", status=404, reason="NotFound", count=3)
+        mine = Controller(kube, cast(Any, temporal))
+        watching = asyncio.create_task(mine._watch_requests())
+        await until(lambda: mine.requests.synced.is_set())
+        assert missing.count == 0 and mine.requests.relists == 0, "not even a list was tried before"
+        labels = {**dict([JOB_SELECTOR.split("=")]), WORKLOAD_UID_LABEL: "u"}
+        metadata = {"labels": labels}
+        api.put(PROVISIONINGREQUESTS, "r", "ns", metadata=metadata)
+        await until(lambda: bool(mine.requests.items))
+        assert mine.poker.pending == 0
+        told = {"conditions": [{"type": "Accepted", "status": "True"}]}
+        api.put(PROVISIONINGREQUESTS, "r", "ns", metadata=metadata, status=told)
+        await until(lambda: mine.poker.pending == 1)
+        for reflector in mine.reflectors.values():
+            reflector.synced.set()
+        show(mine.workloads, "u", WORKLOAD)
+        mine.poker._workloads.clear()
+        show(mine.jobs, "j", replace(JOB, finished=False, ready=True))
+        assert mine.poker._workloads.keys() == {"provisioning/u"}
+        mine.poker._workloads.clear()
+        api.remove(PROVISIONINGREQUESTS, "r", "ns")
+        await until(lambda: mine.poker._workloads.keys() == {"provisioning/u"})
+        watching.cancel()
+
+
+async def test_an_api_server_that_is_away_does_not_put_off_the_watch_of_requests() -> None:
+    async with FakeApi() as api, await api.client() as kube:
+        api.fail(contains="provisioningrequests", status=503, reason="ServiceUnavailable")
+        mine = Controller(kube, cast(Any, FakeTemporal()))
+        watching = asyncio.create_task(mine._watch_requests())
+        await until(lambda: mine.requests.synced.is_set())
+        watching.cancel()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
+from temporalio.service import RPCError, RPCStatusCode
 
 from activities.messages import Poke
 from controller import pokes
@@ -144,3 +145,24 @@ async def test_pods_that_end_wait_for_company_and_new_workloads_do_not(monkeypat
     mine.concern(LEDGER, "pods", 60)
     await until(lambda: mine.pending == 0, 2.0)
     running.cancel()
+
+
+async def test_an_order_is_poked_beside_its_workload_even_if_that_has_ended() -> None:
+    temporal = FakeTemporal()
+    mine = Poker(cast(Any, temporal), pool="default", skip=lambda _: True, recovered=lambda: None)
+    both = (WorkloadPoke("u", "ns", "w", begin=True), WorkloadPoke("u", "", "", begin=False, order=True))
+    mine.concern(Route(workloads=both), "jobs", 5)
+    mine.concern(Route(workloads=both[1:]), "provisioningrequests", 6)
+    assert mine.pending == 2
+    await mine.flush(5)
+    assert temporal.started == [] and mine.pending == 0
+    assert temporal.signals == [("provisioning/u", "poke", Poke({"jobs": 5, "provisioningrequests": 6}))]
+
+
+async def test_an_order_that_nobody_follows_is_not_poked_for_ever() -> None:
+    temporal = FakeTemporal()
+    temporal.away = RPCError("not found", RPCStatusCode.NOT_FOUND, b"")
+    mine = poker(temporal)
+    mine.concern(Route(workloads=(WorkloadPoke("u", "", "", begin=False, order=True),)), "jobs", 5)
+    await mine.flush(5)
+    assert mine.pending == 0

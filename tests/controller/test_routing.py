@@ -8,9 +8,19 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.digests import JobDigest, NodeDigest, WorkloadDigest, job_digest, node_digest, workload_digest
-from controller.routing import NOBODY, Route, on_job, on_node, on_workload
+from controller.digests import (
+    JobDigest,
+    NodeDigest,
+    RequestDigest,
+    WorkloadDigest,
+    job_digest,
+    node_digest,
+    request_digest,
+    workload_digest,
+)
+from controller.routing import NOBODY, Route, on_job, on_node, on_request, on_workload, with_order
 from controller.sweep import by_workload, repairs
+from planning.naming import WORKLOAD_UID_LABEL
 
 NEW = WorkloadDigest("ns", "w", 1, finished=False, deleting=False, finalizer=False, caught_up=False, expires=None)
 JOB = JobDigest("ns", "w-0", "u", "w", 0, "n1", ready=False, finished=False, deleting=False)
@@ -262,3 +272,35 @@ def test_node_digest_tells_able_nodes_from_others() -> None:
     assert able.able
     assert not out.able
     assert able.fingerprint != out.fingerprint
+
+
+# --- orders of nodes -----------------------------------------------------------------------------------------------
+
+REQUEST = RequestDigest("u", frozenset())
+
+
+def receivers(route: Route) -> list[str]:
+    return [poke.receiver for poke in route.workloads]
+
+
+def test_what_an_autoscaler_says_concerns_the_order_and_nobody_else() -> None:
+    said = replace(REQUEST, told=frozenset({"Accepted"}))
+    assert on_request(None, REQUEST) == NOBODY, "whoever made it knows"
+    assert on_request(said, said) == NOBODY
+    for route in (on_request(REQUEST, said), on_request(None, said), on_request(said, None)):
+        assert receivers(route) == ["provisioning/u"] and not route.ledger and not route.workloads[0].begin
+
+
+def test_what_concerns_a_workload_with_an_order_concerns_that_too() -> None:
+    route = with_order(on_job(JOB, replace(JOB, ready=True), NEW), "u")
+    assert route.ledger and receivers(route) == ["provisioning/u"]
+    edited = with_order(on_workload("u", NEW, replace(NEW, generation=2), []), "u")
+    assert receivers(edited) == ["gpuworkload/u", "provisioning/u"]
+    assert with_order(NOBODY, "u") == NOBODY
+
+
+def test_a_digest_of_a_request_has_the_conditions_that_are_true() -> None:
+    conditions = [{"type": "Accepted", "status": "True"}, {"type": "Provisioned", "status": "False"}]
+    raw = {"metadata": {"labels": {WORKLOAD_UID_LABEL: "u"}}, "status": {"conditions": conditions}}
+    assert request_digest(raw) == RequestDigest("u", frozenset({"Accepted"}))
+    assert request_digest({"metadata": {}}) is None

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from crds.settings import Settings
 from planning.capacity import Belongings, holdings, room
 from planning.explanation import Explanation, explain, keeps_off
 from planning.jobs import shape_of
@@ -200,3 +201,16 @@ def test_a_gangs_arithmetic_is_told_by_node_and_by_domain() -> None:
         assert helped.helps == () and helped.next_places and helped.next_node == helped.next_places[0][0]
     placed_ = job("w", "a", places=(("a", 2), ("b", 1)))
     assert told(snapshot(nodes, [view], jobs=[placed_])).places == (("a", 2), ("b", 1))
+
+
+def test_how_far_a_node_is_that_was_ordered_for_it_its_status_tells() -> None:
+    settings, _ = Settings.parse({"provisioning": {"className": "c"}})
+    assert settings is not None
+    conditions = [{"type": "Scheduled", "status": "False", "reason": "Provisioning"}]
+    status = {"phase": "Scheduling", "observedGeneration": 1, "message": "accepted", "conditions": conditions}
+    seen = snapshot([node("n", 4)], [workload("w", 8, status=status), workload("v", 8)])
+    asked = {name: explain(seen, settings, "ns", name) for name in "wv"}
+    assert {name: found.message for name, found in asked.items() if found is not None} == {
+        "w": "accepted",
+        "v": "no node has 8 GPUs; the largest has 4; a node is ordered for it",
+    }

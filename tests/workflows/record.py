@@ -10,15 +10,18 @@ import asyncio
 import json
 import sys
 import tempfile
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
-from activities.messages import placement_id, workload_id
+from activities.messages import placement_id, provisioning_id, workload_id
 from berth.cli.application import after_up, application_processes
 from berth.process import ProcessOptions, connect_temporal
 from berth.version import build_id
 from kube.client import KubeClient
 from kube.resources import NAMESPACES
-from stack import Lines, Stack, UpOptions
+from stack import Endpoints, Lines, Stack, UpOptions
+from tests.application.autoscaler import CLASS, SimulatedAutoscaler, install_kind
 from tests.application.tenant import Tenant
 
 FOLDER = Path(__file__).parent / "histories"
@@ -61,12 +64,50 @@ async def scenarios(tenant: Tenant) -> dict[str, str]:
     return ids
 
 
-async def record(stack: Stack) -> None:
+PROVISIONING = {"className": CLASS, "waitSeconds": 1, "backoffSeconds": 1, "retries": 1}
+
+
+async def provisioning(tenant: Tenant) -> dict[str, str]:
+    """Orders of nodes, with the settings for them."""
+    ids: dict[str, str] = {}
+
+    async def begin(scenario: str, name: str, gpus: int) -> str:
+        uid = str((await tenant.apply(name, gpus))["metadata"]["uid"])
+        ids[scenario] = provisioning_id(uid)
+        return uid
+
+    async with SimulatedAutoscaler(tenant).running() as autoscaler:
+        await begin("provisioning-used", "used", 1)
+        first = await autoscaler.request(1)
+        await autoscaler.says(first, "Provisioned")
+        await autoscaler.says(first, "BookingExpired")
+        await autoscaler.says(await autoscaler.request(2), "Provisioned")
+        await autoscaler.offers(await autoscaler.node("a", 1), 1)
+        await tenant.until("used", phase="Succeeded")
+        await begin("provisioning-given-up", "given-up", 2)
+        for number in (3, 4):
+            await autoscaler.says(await autoscaler.request(number), "Failed")
+        await tenant.until("given-up", retryCount=1)
+        await begin("provisioning-edited", "edited", 2)
+        await autoscaler.request(5)
+        await tenant.patch("edited", gpuCount=3)
+        await autoscaler.request(6)
+        await tenant.delete("edited")
+        await autoscaler.nothing_left()
+        uid = await begin("provisioning-cancelled", "cancelled", 2)
+        await autoscaler.request(7)
+        await tenant.temporal.get_workflow_handle(provisioning_id(uid)).cancel()
+        await autoscaler.nothing_left()
+    ids["placement-provisioning"] = placement_id("default")
+    return ids
+
+
+async def record(stack: Stack, play: Callable[[Tenant], Awaitable[dict[str, str]]]) -> None:
     endpoints = stack.endpoints
     temporal = await connect_temporal(ProcessOptions(temporal_address=endpoints.temporal_address))
     async with await KubeClient.connect(endpoints.kubeconfig("admin")) as kube:
         await kube.create(NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "record"}})
-        ids = await scenarios(Tenant(stack, kube, temporal, "record"))
+        ids = await play(Tenant(stack, kube, temporal, "record"))
     FOLDER.mkdir(exist_ok=True)
     for scenario, workflow in ids.items():
         history = await temporal.get_workflow_handle(workflow).fetch_history()
@@ -76,13 +117,18 @@ async def record(stack: Stack) -> None:
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        stack, options = Stack(Path(folder)), UpOptions(end_with_caller=True)
-        stack.up(options, Lines(), lambda endpoints: application_processes(endpoints, options), after_up)
-        try:
-            asyncio.run(record(stack))
-        finally:
-            stack.down()
+    def with_autoscaler(endpoints: Endpoints) -> None:
+        install_kind(endpoints)
+        after_up(endpoints, {"provisioning": PROVISIONING})
+
+    for play, install in ((scenarios, after_up), (provisioning, with_autoscaler)):
+        with tempfile.TemporaryDirectory() as folder:
+            stack, options = Stack(Path(folder)), UpOptions(end_with_caller=True)
+            stack.up(options, Lines(), partial(application_processes, options=options), install)
+            try:
+                asyncio.run(record(stack, play))
+            finally:
+                stack.down()
 
 
 if __name__ == "__main__":

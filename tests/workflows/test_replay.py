@@ -7,7 +7,8 @@ ones, by `python -m tests.workflows.record`.
 from __future__ import annotations
 
 import json
-from base64 import b64encode
+import re
+from base64 import b64decode
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from activities.signatures import LEARN
 from berth.converter import data_converter
 from workflows.gpuworkload import GPUWorkload
 from workflows.placement import Placement
+from workflows.provisioning import Provisioning
 
 HISTORIES = sorted((Path(__file__).parent / "histories").glob("*.json"))
 
@@ -28,7 +30,7 @@ PASSED_THROUGH = ("crds", "planning", "activities", "pydantic", "pydantic_core",
 
 def replayer() -> Replayer:
     return Replayer(
-        workflows=[Placement, GPUWorkload],
+        workflows=[Placement, GPUWorkload, Provisioning],
         workflow_runner=SandboxedWorkflowRunner(
             restrictions=SandboxRestrictions.default.with_passthrough_modules(*PASSED_THROUGH)
         ),
@@ -58,6 +60,11 @@ def test_every_workflow_and_every_way_through_it_is_recorded() -> None:
         "gpuworkload-evicted",
         "gpuworkload-gang",
         "placement-rounds",
+        "provisioning-used",
+        "provisioning-given-up",
+        "provisioning-edited",
+        "provisioning-cancelled",
+        "placement-provisioning",
     } <= names
 
 
@@ -68,7 +75,8 @@ def test_that_runs_are_learned_is_recorded() -> None:
 
 def test_that_a_gang_starts_is_recorded() -> None:
     recorded = [path.read_text() for path in HISTORIES if path.stem.startswith("placement-rounds")]
-    assert any(b64encode(b"1 gangs started").decode() in text for text in recorded)
+    values = (b64decode(data) for text in recorded for data in re.findall(r'"data": "([^"]+)"', text))
+    assert any(b'"pins":[{' in value for value in values)
 
 
 async def test_a_history_that_does_not_fit_is_refused() -> None:
