@@ -37,6 +37,8 @@ bench: .venv/installed ## the benchmarks, each beside its peer; JSON in build/
 	@mkdir -p build
 	$(RUN) python -m benchmarks.placement --json build/placement.json
 	$(RUN) python -m benchmarks.strategies --json build/strategies.json
+	$(RUN) python -m benchmarks.predictions --json build/predictions.json
+	$(RUN) python -m benchmarks.sharding --count 10000 --busy 2000 --json build/sharding.json
 	$(RUN) python -m benchmarks.admission --json build/admission.json
 	$(RUN) python -m benchmarks.gangs --json build/gangs.json
 	$(RUN) python -m benchmarks.kueue --scale 0.1 --json build/kueue.json

@@ -12,9 +12,10 @@ import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from benchmarks.report import Report, arguments, progress
@@ -24,8 +25,10 @@ from berth.demo.trace import NODES_FILE, PODS_FILE, default_folder
 from berth.simulate.run import inflated
 from berth.simulate.trace import read_nodes, read_pods
 from planning import strategies
-from planning.model import NodeView
+from planning.fleet import Place
+from planning.model import WHOLE, NodeView
 from planning.simulation import Arrival, capacity, empty, fill, typical_of
+from planning.steady import fitting
 from planning.strategies import Candidate, Rank, Request, Strategy
 from planning.strategies.fgd import FGD
 
@@ -33,6 +36,21 @@ ARRIVALS = 1.3
 PUBLISHED = "FGD as published"
 # The two that are left out look at every node each time (random), or are leastLoaded here (costOptimized).
 COMPARED = ("headroom", "fgd", "mostAllocated", "bestFit", "leastLoaded")
+
+
+# Nodes of the busy fleet, which are as large as most that are bought for training.
+EIGHT = 8
+# Once so many found no place, the fleet is as full as it gets.
+MISSED = 1000
+
+
+@dataclass(frozen=True)
+class Churn:
+    """A busy fleet: its nodes, the share of GPUs that is asked for, and how many decisions are timed."""
+
+    nodes: int
+    share: float = 0.8
+    decisions: int = 20_000
 
 
 class PublishedFGD(FGD):
@@ -114,6 +132,57 @@ def speed(report: Report, nodes: tuple[NodeView, ...], pods: tuple[Arrival, ...]
     )  # fmt: skip
 
 
+def churn(report: Report, nodes: tuple[NodeView, ...], pods: tuple[Arrival, ...], name: str, options: Churn) -> None:
+    """One decision after another on a busy fleet of nodes with eight GPUs: once it is as full as it should be, or gets
+    no fuller, one that is there ends, by chance, for each that comes. Timed is what the processor spends.
+    """
+    large = [node for node in nodes if node.allocatable.gpus == EIGHT]
+    if not large:
+        report.row(f"{name}, nodes of {EIGHT} GPUs", "-", "the list has none")
+        return
+    many = [replace(large[i % len(large)], name=f"{large[i % len(large)].name}-{i}") for i in range(options.nodes)]
+    progress(f"{name} on {len(many):,} nodes of {EIGHT} GPUs, busy …")
+    possible = fitting(large, {pod.shape for pod in pods})
+    pods = tuple(pod for pod in pods if pod.shape in possible)
+    draw, gpu_milli, chosen = Random(42), capacity(many), strategy(name, pods)
+    fleet, there, held, missed, took = empty(many), list[tuple[Arrival, Place]](), 0, 0, list[float]()
+    busy = False
+    while len(took) < options.decisions:
+        if busy and there:
+            last = draw.randrange(len(there))
+            there[last], there[-1] = there[-1], there[last]
+            ended, place = there.pop()
+            fleet.give_back(place, ended.shape.requests)
+            held -= ended.gpu_milli
+        pod = draw.choice(pods)
+        request = Request(str(len(took)), "", pod.name, pod.shape.requests, 42)
+        began = time.thread_time()
+        found = fleet.find(request, pod.shape, chosen)
+        if found is not None:
+            fleet.take(found, pod.shape.requests)
+            there.append((pod, found))
+            held += pod.gpu_milli
+        if busy:
+            took.append(time.thread_time() - began)
+        missed += found is None
+        busy = busy or missed > MISSED or held >= options.share * gpu_milli
+    figures = {
+        "gpus": gpu_milli // WHOLE,
+        "allocated_gpu_percent": round(100 * held / gpu_milli, 1),
+        "decisions": len(took),
+        "per_second": round(len(took) / sum(took)),
+        "milliseconds_p50": round(1000 * percentile(took, 0.5), 3),
+        "milliseconds_p99": round(1000 * percentile(took, 0.99), 3),
+        "milliseconds_max": round(1000 * max(took), 1),
+    }
+    report.note({f"busy, {name}, {len(many)} nodes": figures})
+    report.row(
+        f"{name}, {len(many):,} nodes, {gpu_milli // WHOLE:,} GPUs", f"{figures['per_second']:,}/s",
+        f"one comes, one ends, {figures['allocated_gpu_percent']:.0f} % allocated; p99 "
+        f"{figures['milliseconds_p99']:.2f} ms, at most {figures['milliseconds_max']:.0f} ms; {len(took):,} decisions",
+    )  # fmt: skip
+
+
 def main() -> None:
     """Entry point."""
     parser = arguments("strategies", "GPUs left unallocated per strategy, and decisions per second")
@@ -124,6 +193,7 @@ def main() -> None:
     parser.add_argument(
         "--sizes", type=int, nargs="+", default=[1, 8], help="how many times the trace's nodes, for the speed (1 8)"
     )
+    parser.add_argument("--busy", type=int, default=10_000, help=f"nodes of {EIGHT} GPUs that are kept busy (10000)")
     parser.add_argument("--jobs", type=int, help="simulations side by side; left out: one a CPU")
     options: argparse.Namespace = parser.parse_args()
     report = Report("strategies: openb, arrivals without an end")
@@ -136,6 +206,7 @@ def main() -> None:
     for name in ("fgd", "headroom"):
         for times in options.sizes:
             speed(report, nodes, pods, name, times)
+        churn(report, nodes, pods, name, Churn(options.busy))
     report.finish(options.json)
 
 

@@ -11,6 +11,8 @@ import typer
 from berth.cli.stack_commands import errors_for_people
 
 _MOST_SEEDS = 10_000
+MOST_LOAD = 1000
+ARRIVALS = 1.3
 
 
 def register(app: typer.Typer) -> None:
@@ -27,20 +29,44 @@ def simulate(
     ] = None,
     seeds: Annotated[str, typer.Option(metavar="A-B", help="Such as 42-51, or 1,2,7.")] = "42",
     arrivals: Annotated[
-        float, typer.Option(min=1.0, max=100.0, help="Pods are drawn again until they ask for so much of all GPUs.")
-    ] = 1.3,
+        float | None,
+        typer.Option(
+            min=1.0, max=100.0, help="Pods are drawn again until they ask for so much of all GPUs; left out: 1.3."
+        ),
+    ] = None,
+    load: Annotated[
+        float | None,
+        typer.Option(
+            metavar="PERCENT", help="Pods come and go, as often as keeps so much of all GPUs busy: who waits how long."
+        ),
+    ] = None,
+    order: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ORDER", help="With --load, who of the waiting is next: fifo (default), learned, oracle."),
+    ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Simulations side by side; left out: one a CPU.")] = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all figures to this file.")] = None,
 ) -> None:
-    """Simulate a trace against placement strategies: unallocated and fragmented GPUs."""
+    """Simulate a trace against placement strategies: unallocated and fragmented GPUs; with --load, waiting times."""
     from berth.extensions import load_strategies
     from berth.simulate.run import SimulateOptions, run
     from planning import strategies
+    from planning.orders import ORDERS
 
+    if load is not None and not 0 < load <= MOST_LOAD:
+        raise typer.BadParameter(f"{load:g} is not above 0 and at most {MOST_LOAD} (percent)", param_hint="--load")
+    if load is None and order:
+        raise typer.BadParameter("without --load nobody waits, so there is no order", param_hint="--order")
+    if load is not None and arrivals is not None:
+        raise typer.BadParameter("with --load, that says how many pods arrive", param_hint="--arrivals")
+    for each in order or ():
+        if each not in ORDERS:
+            raise typer.BadParameter(f"{each!r} is none of {', '.join(ORDERS)}", param_hint="--order")
     load_strategies()
     chosen = tuple(dict.fromkeys(strategy or strategies.installed()))
+    orders = tuple(dict.fromkeys(order or ("fifo",)))
     with errors_for_people():
-        run(SimulateOptions(nodes, pods, chosen, parse_seeds(seeds), arrivals, jobs, json))
+        run(SimulateOptions(nodes, pods, chosen, parse_seeds(seeds), arrivals or ARRIVALS, jobs, json, load, orders))
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ import csv
 import gzip
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,6 +21,9 @@ from stack.errors import StackError
 
 NODE_COLUMNS = ("sn", "cpu_milli", "memory_mib", "gpu")
 POD_COLUMNS = ("name", "cpu_milli", "memory_mib", "num_gpu")
+TIMES = ("creation_time", "deletion_time")
+# What tells whose a pod is: the first of these columns that there is.
+TENANTS = ("tenant", "namespace", "qos")
 DOCUMENTED = "docs/simulate.md says which columns there are."
 
 _MEBIBYTE = 1024 * 1024
@@ -29,6 +33,16 @@ _MOST_GPUS = 64
 _PODS_OF_A_NODE = 10_000  # traces know no such limit
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A pod with its times: created so many seconds after the trace's zero, it ran for so many."""
+
+    arrival: Arrival
+    tenant: str
+    created: float
+    seconds: float
 
 
 class _Row:
@@ -59,6 +73,19 @@ class _Row:
             raise ValueError(f"{column} is {value}, not from {least} to {most}")
         return value
 
+    def seconds(self, column: str, least: float, since: str) -> float:
+        """A moment, which is not before `least`: that is the column `since`."""
+        text = self.text(column)
+        try:
+            value = float(text)
+        except ValueError:
+            raise ValueError(f"{column} is {text[:40]!r}, not a number of seconds") from None
+        if not 0 <= value <= _MOST:
+            raise ValueError(f"{column} is {value:g}, not from 0 to {_MOST:g} seconds")
+        if value < least:
+            raise ValueError(f"{column} is {value:.17g}, before {since} ({least:.17g})")
+        return value
+
     @property
     def surplus(self) -> bool:
         return None in self._values
@@ -84,6 +111,28 @@ def read_pods(path: Path) -> tuple[Arrival, ...]:
     if not any(pod.gpu_milli for pod in pods):
         raise StackError(f"{path} has no pod that asks for a GPU.", DOCUMENTED)
     return pods
+
+
+def read_history(path: Path) -> tuple[Recorded, ...]:
+    """The pods of such a file with their times, in the order in which they were created.
+
+    Raises StackError: what is wrong, in which line of the file.
+    """
+    pods = tuple(_rows(path, (*POD_COLUMNS, *TIMES), _recorded))
+    if not any(pod.arrival.gpu_milli for pod in pods):
+        raise StackError(f"{path} has no pod that asks for a GPU.", DOCUMENTED)
+    return tuple(sorted(pods, key=lambda pod: pod.created))
+
+
+def _recorded(row: _Row) -> tuple[str, Recorded]:
+    name, arrival = _pod(row)
+    created = begun = row.seconds("creation_time", 0.0, "")
+    since = "creation_time"
+    if row.text("scheduled_time"):
+        begun, since = row.seconds("scheduled_time", created, since), "scheduled_time"
+    ended = row.seconds("deletion_time", begun, since)
+    tenant = next((text for column in TENANTS if (text := row.text(column))), "")
+    return name, Recorded(arrival, tenant, created, max(ended - begun, 1.0))
 
 
 def _node(row: _Row) -> tuple[str, NodeView]:

@@ -11,17 +11,23 @@ from typing import Any
 
 import pytest
 
-from benchmarks import admission, gangs, placement, strategies
+from benchmarks import admission, gangs, placement, predictions, sharding, strategies
 from benchmarks.report import Report
 from berth.demo.cut import cut_nodes
 from berth.demo.trace import load
+from berth.simulate.load import offered
+from berth.simulate.trace import Recorded
 from crds.gpuworkload import GPUWorkloadSpec
+from crds.settings import Settings
 from planning.capacity import Room
 from planning.filters import Shape
 from planning.fleet import Fleet
-from planning.model import Resources
+from planning.jobs import shape_of
+from planning.model import WHOLE, Resources
+from planning.simulation import Arrival
 from planning.strategies import Request, installed
 from planning.strategies.fgd import FGD
+from planning.typical import Kind
 from tests.planning.builders import GIB, node
 
 
@@ -106,9 +112,21 @@ def test_the_published_fgd_takes_the_first_name_and_ours_the_fullest_node() -> N
 
 def test_strategies_run_as_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nodes, pods, file = tmp_path / "nodes.csv", tmp_path / "pods.csv", tmp_path / "out.json"
-    nodes.write_text("sn,cpu_milli,memory_mib,gpu\na,8000,9,4\nb,8000,9,4\n")
+    nodes.write_text("sn,cpu_milli,memory_mib,gpu\na,8000,9,4\nb,8000,9,8\n")
     pods.write_text("name,cpu_milli,memory_mib,num_gpu,gpu_milli\none,1,1,1,500\ntwo,1,1,2,1000\n")
-    command = ["strategies", "--nodes", str(nodes), "--pods", str(pods), "--seeds", "1-3", "--json", str(file)]
+    command = [
+        "strategies",
+        "--nodes",
+        str(nodes),
+        "--pods",
+        str(pods),
+        "--seeds",
+        "1-3",
+        "--busy",
+        "3",
+        "--json",
+        str(file),
+    ]
     monkeypatch.setattr(sys, "argv", command)
     strategies.main()
     found = json.loads(file.read_text())
@@ -116,9 +134,85 @@ def test_strategies_run_as_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert set(by_name) == {strategies.PUBLISHED, *strategies.COMPARED} and set(strategies.COMPARED) <= set(installed())
     assert by_name[strategies.PUBLISHED]["minus_published"] == {"mean": 0.0, "sd": 0.0}
     assert found["decisions, fgd, 2 nodes"]["decisions"] > 0
+    busy = found["busy, fgd, 3 nodes"]
+    assert busy["gpus"] == 24 and 50 < busy["allocated_gpu_percent"] <= 100 and busy["decisions"] == 20_000
 
 
-@pytest.mark.parametrize("name", ["admission", "kueue", "placement", "strategies"])
+def recorded(name: str, gpus: int, seconds: float, milli: int = WHOLE) -> Recorded:
+    return Recorded(Arrival(name, Shape(Resources(gpus, 1000, GIB, 1, milli)), Kind(gpus, milli, 1000)), "", 0, seconds)
+
+
+def test_predicted_is_what_a_gpuworkload_could_be() -> None:
+    found = predictions.workloads(
+        [recorded("a", 1, 60), recorded("cpu", 0, 60), recorded("part", 1, 60, 500), recorded("long", 1, 1e6)]
+    )
+    assert list(found) == ["a"]
+    pod, spec = found["a"]
+    assert (spec.gpu_count, pod.tenant, pod.arrival.shape) == (1, "openb", shape_of(spec, Settings()))
+    assert pod.arrival.shape.requests == Resources(1, 1000, GIB, 1)
+
+
+def test_errors_of_predictions_are_told_against_what_was(capsys: pytest.CaptureFixture[str]) -> None:
+    report = Report("predictions")
+    made = [(100.0, 200.0, 150.0), (100.0, 200.0, 50.0), (10.0, 20.0, 30.0), (None, None, 9.0)]
+    predictions.tell(report, [predictions.Prediction(*each, started=True) for each in made])
+    assert report.values["predictions"] == 4 and report.values["told"] == 3
+    assert (report.values["error_seconds_median"], report.values["error_seconds_p90"]) == (50, 50)
+    assert report.values["relative_error_median"] == pytest.approx(2 / 3, abs=0.001)
+    assert report.values["later_than_likely"] == report.values["within_nine_in_ten"] == pytest.approx(2 / 3, abs=0.001)
+
+
+def test_what_will_end_as_it_always_did_is_predicted_well() -> None:
+    pods = [recorded(f"p{i}", 2, 300) for i in range(20)]
+    found = predictions.workloads(pods)
+    offer = offered([pod for pod, _ in found.values()], 4000, 1.05, 1)
+    specs = {name: spec for name, (_, spec) in found.items()}
+    told = predictions.predictions([node("a", 2), node("b", 2)], offer, specs, count=12, seconds=60)
+    assert len(told) == 12 and all(each.started and each.likely is not None for each in told)
+    errors = sorted(abs((each.likely or 0.0) - each.actual) / max(each.actual, 60) for each in told)
+    assert errors[6] < 0.2
+
+
+def test_predictions_run_as_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "out.json"
+    monkeypatch.setattr(
+        sys, "argv", ["predictions", "--gpus", "20", "--load", "70", "--count", "1", "--json", str(file)]
+    )
+    predictions.main()
+    assert json.loads(file.read_text())["predictions"] == 1
+
+
+def test_pools_are_dealt_alike_and_the_emptier_of_two_that_are_able_is_taken() -> None:
+    small, large = Shape(Resources(1, 1000, GIB, 1)), Shape(Resources(8, 1000, GIB, 1))
+    pools = sharding.dealt([node("a", 2), node("b", 2), node("c", 8)], 60, 3, {small, large})
+    assert [len(pool.nodes) for pool in pools] == [20] * 3 and sum(pool.free for pool in pools) == 240 * WHOLE
+    assert len({each.name for pool in pools for each in pool.nodes}) == 60
+    pools[1].able.discard(large)
+    draw = random.Random(1)
+    assert {tuple(sorted(sharding.drawn(pools, large, draw))) for _ in range(30)} == {(0, 2)}
+    assert {index for _ in range(30) for index in sharding.drawn(pools, small, draw)} == {0, 1, 2}
+
+
+def test_sharding_runs_as_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes, pods, file = tmp_path / "nodes.csv", tmp_path / "pods.csv", tmp_path / "out.json"
+    nodes.write_text("sn,cpu_milli,memory_mib,gpu\na,64000,99,4\nb,64000,99,8\n")
+    pods.write_text(
+        "name,cpu_milli,memory_mib,num_gpu,creation_time,deletion_time\none,1,1,1,0,60\nthree,1,1,3,5,900\n"
+    )
+    command = ["sharding", "--nodes", str(nodes), "--pods", str(pods), "--count", "40", "--busy", "20"]
+    monkeypatch.setattr(sys, "argv", [*command, "--pools", "1", "4", "--json", str(file)])
+    sharding.main()
+    found = json.loads(file.read_text())
+    for pools in (found["1 pools"], found["4 pools"]):
+        assert 0 <= pools["filled"]["unallocated_gpu_percent"] < 20
+        assert 0 <= pools["busy"]["unallocated_gpu_percent"] < 30
+        assert 0 <= pools["busy"]["mean_wait_seconds"] <= pools["busy"]["p99_wait_seconds"]
+    one, four = (found[key]["filled"] for key in ("1 pools", "4 pools"))
+    assert one["decisions_per_second_of_a_pool"] == one["decisions_per_second_of_all"]
+    assert four["decisions_per_second_of_a_pool"] < four["decisions_per_second_of_all"]
+
+
+@pytest.mark.parametrize("name", ["admission", "kueue", "placement", "predictions", "sharding", "strategies"])
 def test_every_benchmark_tells_its_options(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [name, "--help"])
     for module in [each for each in sys.modules if each.startswith(f"benchmarks.{name}")]:

@@ -23,7 +23,7 @@ from berth.cli import command_line
 from berth.cli.simulate_command import parse_seeds
 from berth.demo.trace import default_folder
 from berth.simulate.run import inflated
-from berth.simulate.trace import read_nodes, read_pods
+from berth.simulate.trace import read_history, read_nodes, read_pods
 from planning.filters import Shape
 from planning.model import GPU_MODEL_LABEL, Resources
 from planning.simulation import Arrival
@@ -36,6 +36,14 @@ PODS = (
     "half,1000,1024,1,500,,LS\n"
     "two,1000,1024,2,1000,H200|A100,BE\n"
     "cpu,1000,1024,0,0,,BE\n"
+)
+
+TIMED = (
+    "name,cpu_milli,memory_mib,num_gpu,gpu_milli,qos,creation_time,scheduled_time,deletion_time\n"
+    "half,1000,1024,1,500,LS,0,5,605\n"
+    "two,1000,1024,2,1000,BE,20,,320\n"
+    "four,1000,1024,4,1000,BE,30,30.5,1e3\n"
+    "cpu,1000,1024,0,0,LS,40,40,41\n"
 )
 
 
@@ -121,7 +129,7 @@ def test_what_is_wrong_is_told_with_its_place(tmp_path: Path, nodes: str | None,
 def test_no_file_makes_it_crash(tmp_path_factory: pytest.TempPathFactory, data: bytes, name: str) -> None:
     path = tmp_path_factory.mktemp("fuzzed") / name
     path.write_bytes(data)
-    for read in (read_nodes, read_pods):
+    for read in (read_nodes, read_pods, read_history):
         with pytest.raises(StackError):
             read(path)
 
@@ -163,6 +171,105 @@ def test_it_ends_at_once_when_interrupted(tmp_path: Path) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+
+
+@pytest.fixture
+def timed(tmp_path: Path) -> tuple[str, ...]:
+    (tmp_path / "nodes.csv").write_text(NODES)
+    (tmp_path / "timed.csv").write_text(TIMED)
+    return "--nodes", str(tmp_path / "nodes.csv"), "--pods", str(tmp_path / "timed.csv")
+
+
+def test_under_load_it_tells_who_waits(timed: tuple[str, ...], tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    asked = ("--strategy", "fgd", "--strategy", "leastLoaded", "--seeds", "1-3", "--load", "110")
+    code, text = simulate(*timed, *asked, "--order", "fifo", "--order", "oracle", "--json", str(out))
+    assert code == 0, text
+    report: dict[str, Any] = json.loads(out.read_text())
+    assert report["simulated"] and report["load_percent"] == 110 and "arrivals" not in report
+    assert report["pods"] == {"file": "timed.csv", "count": 4, "left_out": 0}
+    assert list(report["strategies"]) == ["fgd", "leastLoaded"]
+    for by_order in report["strategies"].values():
+        assert list(by_order) == ["fifo", "oracle"]
+        for told in by_order.values():
+            waits = [told[f"{key}_wait_seconds"]["mean"] for key in ("median", "p90", "p99", "longest")]
+            assert waits == sorted(waits) and len(told["mean_wait_seconds"]["by_seed"]) == 3
+            assert set(told["tenants"]) == {"LS", "BE"} and set(told["gpus"]) == {"0", "2", "4", "part of one"}
+            assert sum(each["pods"]["mean"] for each in told["tenants"].values()) == pytest.approx(1000, abs=1)
+            held = told["allocated_gpu_percent_by_time_percent"]
+            assert len(held) == 101 and all(0 <= each <= 100 for each in held)
+            unallocated = told["unallocated_gpu_percent"]["mean"]
+            assert unallocated == pytest.approx(100 - sum(held) / len(held), abs=5)
+    fgd = report["strategies"]["fgd"]
+    assert fgd["oracle"]["mean_wait_seconds"]["mean"] < fgd["fifo"]["mean_wait_seconds"]["mean"]
+    assert "fgd, oracle" in text and "would keep 110 % of the GPUs busy" in text and "waiting pods over time" in text
+
+
+def test_the_same_seed_gives_the_same_waits(timed: tuple[str, ...], tmp_path: Path) -> None:
+    told = []
+    for name, seed in (("a", "7"), ("b", "7"), ("c", "8")):
+        asked = (*timed, "--strategy", "random", "--load", "95", "--seeds", seed, "--order", "learned")
+        assert simulate(*asked, "--json", str(tmp_path / name))[0] == 0
+        found = json.loads((tmp_path / name).read_text())["strategies"]["random"]["learned"]
+        told.append({key: each for key, each in found.items() if key != "placements_per_second"})
+    assert told[0] == told[1] != told[2]
+
+
+def test_little_load_waits_for_nothing_and_holds_what_was_asked(timed: tuple[str, ...], tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    assert simulate(*timed, "--strategy", "bestFit", "--load", "5", "--seeds", "1-4", "--json", str(out))[0] == 0
+    told = json.loads(out.read_text())["strategies"]["bestFit"]["fifo"]
+    assert told["median_wait_seconds"]["mean"] == told["never_placed_pods"]["mean"] == 0
+    assert 100 - told["unallocated_gpu_percent"]["mean"] == pytest.approx(5, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("pods", "told"),
+    [
+        (PODS, "pods.csv has no column creation_time"),
+        (TIMED.replace("20,,320", "20,,10"), "pods.csv, line 3: deletion_time is 10, before creation_time (20)"),
+        (TIMED.replace("0,5,605", "0,700,605"), "line 2: deletion_time is 605, before scheduled_time (700)"),
+        (TIMED.replace("30,30.5", "30,29"), "line 4: scheduled_time is 29, before creation_time (30)"),
+        (TIMED.replace("0,5,605", "-1,5,605"), "line 2: creation_time is -1, not from 0 to 1e+12 seconds"),
+        (TIMED.replace("0,5,605", "nan,5,605"), "line 2: creation_time is nan, not from 0"),
+        (TIMED.replace("0,5,605", "0,5,"), "line 2: deletion_time is '', not a number of seconds"),
+        (TIMED.replace("0,5,605", "0,soon,605"), "line 2: scheduled_time is 'soon', not a number of seconds"),
+        (
+            "name,cpu_milli,memory_mib,num_gpu,creation_time,deletion_time\na,1,1,5,0,9\nb,1,1,0,0,9\n",
+            "that asks for a GPU fits on a node of",
+        ),
+    ],
+)
+def test_what_is_wrong_with_times_is_told_with_its_place(tmp_path: Path, pods: str, told: str) -> None:
+    (tmp_path / "nodes.csv").write_text(NODES)
+    (tmp_path / "pods.csv").write_text(pods)
+    files = ("--nodes", str(tmp_path / "nodes.csv"), "--pods", str(tmp_path / "pods.csv"))
+    code, text = simulate(*files, "--strategy", "random", "--load", "90")
+    assert code == 1 and told in text.replace("\n", " "), text
+    assert "Traceback" not in text
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (("--load", "0"), "above 0"),
+        (("--load", "1001"), "above 0"),
+        (("--load", "nan"), "above 0"),
+        (("--load", "much"), "valid number"),
+        (("--load", "90", "--order", "luck"), "'luck' is none of fifo, learned, oracle"),
+        (("--order", "fifo"), "without --load nobody waits"),
+        (("--load", "90", "--arrivals", "1.3"), "that says how many pods arrive"),
+    ],
+)
+def test_options_that_make_no_sense(timed: tuple[str, ...], asked: tuple[str, ...], told: str) -> None:
+    code, text = simulate(*timed, *asked)
+    assert code == 2 and told in " ".join(text.replace("│", " ").split()), text
+
+
+def test_pods_that_fit_nowhere_are_left_out_and_counted(timed: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "timed.csv").write_text(TIMED + "huge,1000,1024,8,1000,BE,50,50,5000\n")
+    code, text = simulate(*timed, "--strategy", "bestFit", "--load", "50")
+    assert code == 0 and "1 more pods fit on no node" in text
 
 
 def test_an_unknown_strategy_names_those_installed(files: tuple[str, ...]) -> None:
