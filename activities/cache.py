@@ -63,7 +63,9 @@ async def restored_to(kube: KubeClient, missing: Versions) -> int | None:
 
 
 class ByOwner(Generic[K, V]):
-    """A reflector's objects by whom they belong to: what `owner` makes of each, None for those that are nobody's."""
+    """A reflector's objects by whom they belong to, or another key: what `owner` makes of each, None for those that are
+    nobody's.
+    """
 
     def __init__(self, owner: Callable[[V], K | None]) -> None:
         self._owner = owner
@@ -117,7 +119,10 @@ class ClusterCache:
         self._known_since: dict[str, float] = {}  # Jobs, by the monotonic clock
         # All Jobs but those that ended with their workload: they stay as long as it does, and tell nothing any more.
         self.live_jobs: dict[str, JobView] = {}
-        self.nodes: Reflector[NodeView] = Reflector(client, NODES, project=self._node)
+        self._nodes_by_name: ByOwner[str, NodeView] = ByOwner(lambda node: node.name)
+        self.nodes: Reflector[NodeView] = Reflector(
+            client, NODES, project=self._node, on_change=self._nodes_by_name.change
+        )
         self.pods: Reflector[PodView] = Reflector(
             client, PODS, project=self._pod, field_selector=LIVE_PODS, on_change=self._pods_by_workload.change
         )
@@ -248,7 +253,8 @@ class ClusterCache:
         return recommend(profiles[0], ask_of(view.spec), types, time.time()) if profiles else None
 
     def node(self, name: str) -> NodeView | None:
-        return next((n for n in self.nodes.items.values() if n.name == name), None)
+        # One that was deleted and made anew may be there twice for a moment: the latest is meant.
+        return next(reversed(self._nodes_by_name.of(name)), None)
 
     def amiss(self, job: JobView) -> tuple[str, NodeView | None]:
         """The node of the Job's that matters most: see `planning.places.amiss`."""

@@ -33,21 +33,12 @@ from activities.messages import (
     workload_attributes,
     workload_id,
 )
+from activities.patience import ATTEMPTS, TRANSIENT, cut, may_pass
 from activities.signatures import CARRY_OUT, STATUS_LIMIT, TASK_QUEUE, CarriedOut, CarryOut, Versions, WorkloadRef
 from activities.taking_back import TakingBack
-from activities.writes import add_finalizer, cut, delete_job, reference, write_quota_status, write_status
+from activities.writes import add_finalizer, delete_job, reference, write_quota_status, write_status
 from kube.client import KubeClient
-from kube.errors import (
-    AccessDenied,
-    AlreadyExists,
-    Conflict,
-    Invalid,
-    KubeError,
-    NotFound,
-    TooLarge,
-    Unauthorized,
-    Unavailable,
-)
+from kube.errors import AlreadyExists, Invalid, KubeError, NotFound, TooLarge
 from kube.events import EventRecorder
 from kube.resources import GPUWORKLOADS, JOBS
 from planning import jobs, status
@@ -58,7 +49,6 @@ from planning.model import (
     Expectation,
     JobView,
     Order,
-    Preemption,
     Verdict,
     Waiting,
     Withdrawal,
@@ -83,17 +73,11 @@ _scheduled = _meter.create_counter("warp_gpuworkload_scheduled", description="Jo
 _wait = _meter.create_histogram(
     "warp_gpuworkload_time_to_placement", unit="s", description="From a workload's creation to its first Job"
 )
-_preempted = _meter.create_counter("berth_preemptions", description="Jobs suspended because others get their place")
 _tracer = get_tracer("berth.worker")
 _traces = TraceContextTextMapPropagator()
 
 T = TypeVar("T")
 
-# Worth another try of the whole activity. Conflict: on creation, a quota that others are changing too. AccessDenied: an
-# API server that has just begun, or somebody took berth's rights; neither is the fault of a workload.
-TRANSIENT = (Unavailable, Unauthorized, AccessDenied, Conflict)
-# Tries after which an entry that still fails is given up on, so that the others are not held up by it.
-ATTEMPTS = 5
 # How long new Jobs may take to show up in the cache before their statuses are left to the next round.
 VISIBLE_WAIT = 1.0
 
@@ -156,14 +140,16 @@ class Placements:
     async def _place(self, request: CarryOut, done: CarriedOut) -> None:
         decision, withdrawn = request.decision, set[str]()
         # First what is taken back: what that frees, later rounds give away.
-        await self._each(decision.preemptions, self._preempt)
+        await self._each(decision.preemptions, lambda p: self._taking_back.preempt(p, done))
         await self._each(decision.withdrawals, lambda w: self._withdraw(w, withdrawn))
         done.stale += [w.uid for w in decision.withdrawals if w.uid not in withdrawn]
         await self._each(decision.pins, lambda pin: lift(self._kube, pin))
         await self._each(decision.assignments, lambda a: self._assign(a, request.traces.get(a.uid), done))
         await self._each([*decision.verdicts, *done.refused], lambda v: self._tell(v, done))
         await self._each(decision.examine, lambda entry: self._examine(entry, done))
-        await self._each(decision.waiting, self._tell_waiting)
+        # For whom somebody goes on, the next round finds out what else there is.
+        disappointed = {p.winner for p in decision.preemptions if p.uid in done.spared}
+        await self._each((w for w in decision.waiting if w.uid not in disappointed), self._tell_waiting)
         await self._each(decision.orders, lambda o: self._order(o, done))
         await self._each(decision.expected, self._tell_expected)
         await self._show(decision.assignments, done)
@@ -182,10 +168,8 @@ class Placements:
                 try:
                     await do(entry)
                 except TRANSIENT as failed:
-                    # An assignment is a promise: it must end as made, stale or refused, however long that takes. And
-                    # nobody is held up by an entry that fails as all others would: to give up would only cost rounds.
-                    promise, nobody = isinstance(entry, Assignment), failed.reason == "ConnectionFailed"
-                    if promise or nobody or activity.info().attempt < ATTEMPTS:
+                    # An assignment is a promise: it must end as made, stale or refused, however long that takes.
+                    if isinstance(entry, Assignment) or may_pass(failed):
                         raise
                     log.exception("%s: given up after %d tries", type(entry).__name__, ATTEMPTS)
                 except KubeError as refused:
@@ -341,10 +325,6 @@ class Placements:
     async def _withdraw(self, withdrawal: Withdrawal, withdrawn: set[str]) -> None:
         if await self._taking_back.withdraw(withdrawal):
             withdrawn.add(withdrawal.uid)
-
-    async def _preempt(self, preemption: Preemption) -> None:
-        if await self._taking_back.preempt(preemption):
-            _preempted.add(1)
 
     async def _show_quota(self, lag: QuotaLag) -> None:
         raw = await write_quota_status(self._kube, lag.view, lag.status)

@@ -19,8 +19,9 @@ from temporalio.common import WorkflowIDReusePolicy
 
 from activities.cache import ClusterCache
 from activities.messages import OrderNews, PlacementState, placement_attributes, placement_id
+from activities.patience import cut
 from activities.signatures import ARRANGE, TAKE_BACK, TASK_QUEUE, Arranged, ArrangeRequest, TakeBack, WorkloadRef
-from activities.writes import cut, reference, write_status
+from activities.writes import reference, write_status
 from kube.client import KubeClient
 from kube.errors import AccessDenied, AlreadyExists, Conflict, KubeError, NotFound, Unauthorized, Unavailable
 from kube.events import EventRecorder

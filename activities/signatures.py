@@ -84,8 +84,8 @@ class CarryOut:
 @dataclass
 class CarriedOut:
     """What became of a decision, noted as it is carried out; in the end every assignment is in one of `made`, `stale`
-    and `refused`, and every withdrawal that took no Job back in `stale`. Of preemptions nothing is noted: the
-    next round sees them.
+    and `refused`, and every withdrawal that took no Job back in `stale`. Of preemptions only those are noted that were
+    refused, in `spared`: all others the next round sees.
     """
 
     made: dict[str, int] = field(default_factory=dict)  # the Job's resourceVersion, by workload UID
@@ -95,6 +95,7 @@ class CarriedOut:
     rejected: dict[str, int] = field(default_factory=dict)  # template refused in a dry run, by UID -> generation
     lagging: int = 0  # statuses that still do not tell of their Job: it is not visible yet, or they were not written
     shown: int = 0  # statuses that were brought up to date
+    spared: dict[str, float] = field(default_factory=dict)  # could not be stopped, by UID -> until when nobody tries
 
 
 @dataclass(frozen=True)

@@ -6,20 +6,30 @@ node that is drained; when they are gone, a later round withdraws it. Each step 
 
 from __future__ import annotations
 
+import logging
 import time
 
+from opentelemetry import metrics
 from temporalio import activity
 
 from activities.cache import ClusterCache
+from activities.patience import cut, may_pass
+from activities.signatures import CarriedOut
 from activities.writes import Write, delete_job, mark_withdrawn, reference, suspend_job
 from kube.client import KubeClient
-from kube.errors import NotFound
+from kube.errors import KubeError, NotFound
 from kube.events import EventRecorder
 from kube.resources import JOBS
 from planning import status
-from planning.lifecycle import PREEMPTED, Step
+from planning.lifecycle import NOT_STOPPED, PREEMPTED, Step
 from planning.model import Preemption, Turn, Withdrawal
+from planning.preemption import SPARED
 from planning.views import job_view
+
+log = logging.getLogger(__name__)
+
+_meter = metrics.get_meter("berth.worker")
+_preempted = _meter.create_counter("berth_preemptions", description="Jobs suspended because others get their place")
 
 
 class TakingBack:
@@ -29,13 +39,22 @@ class TakingBack:
         self._events = events
         self._write = write
 
-    async def preempt(self, preemption: Preemption) -> bool:
-        """Suspends the Job, if it is still as it was decided upon, and tells why. False: it changed; decide again."""
+    async def preempt(self, preemption: Preemption, done: CarriedOut) -> None:
+        """Suspends the Job, if it is still as it was decided upon, and tells why. If that is refused, the Job goes on,
+        and is left alone for a while.
+        """
         job = preemption.namespace, preemption.job_name, preemption.job_uid
-        if not await suspend_job(self._kube, *job, preemption.message, version=preemption.job_version):
-            return False
+        try:
+            if not await suspend_job(self._kube, *job, preemption.message, version=preemption.job_version):
+                return  # it changed; the next round decides again
+        except KubeError as refused:
+            if may_pass(refused):
+                raise
+            done.spared[preemption.uid] = time.time() + SPARED
+            self._tell_refused(preemption, cut(refused))
+            return
+        _preempted.add(1)
         await self._tell(preemption.uid, preemption.next_turn, PREEMPTED, preemption.message, preemption.job_name)
-        return True
 
     async def withdraw(self, withdrawal: Withdrawal) -> bool:
         """Takes the Job back and tells why, which the workload's own workflow leaves to the ledger. False: it has
@@ -50,6 +69,15 @@ class TakingBack:
             withdrawal.uid, withdrawal.next_turn, withdrawal.reason, withdrawal.message, withdrawal.job_name
         )
         return True
+
+    def _tell_refused(self, preemption: Preemption, why: str) -> None:
+        note = f"Job {preemption.job_name} could not be stopped, so its place goes to nobody else: {why}"
+        log.warning("GPUWorkload %s/%s: %s", preemption.namespace, preemption.name, note)
+        view = self._cache.workloads.items.get(preemption.uid)
+        if view is not None:
+            self._events.record(
+                regarding=reference(view), type="Warning", reason=NOT_STOPPED, action="Preempt", note=note
+            )
 
     async def _tell(self, uid: str, turn: Turn, reason: str, message: str, job_name: str) -> None:
         view = self._cache.workloads.items.get(uid)

@@ -22,12 +22,6 @@ def reference(view: WorkloadView) -> ObjectRef:
     return ObjectRef(API_VERSION, KIND, view.name, view.namespace, view.uid, str(view.resource_version))
 
 
-def cut(refused: Exception) -> str:
-    """A refusal's text, short enough for statuses and histories: a webhook may say a lot."""
-    text = str(refused)
-    return text if len(text) <= 1024 else text[:1023] + "…"
-
-
 async def write_status(kube: KubeClient, view: WorkloadView, status: Mapping[str, Any]) -> dict[str, Any] | None:
     """Patches the status if the object is still at the version that was looked at. None: it changed or is gone, and
     whoever changed it has the newer truth.

@@ -11,8 +11,9 @@ from dataclasses import replace
 
 from planning.model import AVOIDED_NODES, Avoided, Decision, Ledger, Provisioning, Turn, Verdict, Withdrawal
 
-# Workloads whose avoided nodes are remembered, the latest: the ledger goes into every round's history.
-_AVOIDING = 256
+# Workloads whose avoided nodes are remembered, and of those that could not be stopped: the latest, for the ledger goes
+# into every round's history.
+_AVOIDING = _SPARED = 256
 
 
 def after_deciding(ledger: Ledger, decision: Decision) -> Ledger:
@@ -23,7 +24,7 @@ def after_deciding(ledger: Ledger, decision: Decision) -> Ledger:
     """
     in_flight, turns, held = dict(ledger.in_flight), dict(ledger.turns), dict(ledger.held)
     accepted, rejected, made = dict(ledger.accepted), dict(ledger.rejected), dict(ledger.made)
-    avoided = dict(ledger.avoided)
+    avoided, spared = dict(ledger.avoided), dict(ledger.spared)
     clearing = {uid: jobs for uid, jobs in ledger.clearing.items() if uid not in decision.cleared}
     provisioning = {uid: known for uid, known in ledger.provisioning.items() if uid not in decision.unprovisioned}
     provisioning |= decision.provisioning
@@ -32,10 +33,12 @@ def after_deciding(ledger: Ledger, decision: Decision) -> Ledger:
         made.pop(uid, None)
     rooms = {**ledger.rooms, **decision.rooms}
     for uid in decision.forget:
-        for facts in (in_flight, turns, held, accepted, rejected, made, avoided, clearing, rooms, provisioning):
+        for facts in (in_flight, turns, held, accepted, rejected, made, avoided, clearing, rooms, provisioning, spared):
             facts.pop(uid, None)
     for uid in decision.reconsidered:
         avoided.pop(uid, None)
+    for uid in decision.stoppable:
+        spared.pop(uid, None)
     for withdrawal in decision.withdrawals:
         if not withdrawal.generation:
             turns[withdrawal.uid] = later(turns.get(withdrawal.uid), withdrawal.next_turn)
@@ -46,9 +49,20 @@ def after_deciding(ledger: Ledger, decision: Decision) -> Ledger:
         made.pop(assignment.uid, None)
     for stop in decision.preemptions:
         clearing[stop.winner] = stop.winner_generation
-    lately = decision.lately or ledger.lately
-    rooms = {uid: places for uid, places in rooms.items() if uid in clearing}
-    return Ledger(in_flight, turns, held, accepted, rejected, made, avoided, lately, clearing, rooms, provisioning)
+    return Ledger(
+        in_flight=in_flight,
+        turns=turns,
+        held=held,
+        accepted=accepted,
+        rejected=rejected,
+        made=made,
+        avoided=avoided,
+        lately=decision.lately or ledger.lately,
+        clearing=clearing,
+        rooms={uid: places for uid, places in rooms.items() if uid in clearing},
+        provisioning=provisioning,
+        spared=spared,
+    )
 
 
 def still_due(ledger: Ledger, decision: Decision) -> Decision:
@@ -69,12 +83,14 @@ def after_carrying_out(
     accepted: Mapping[str, int],
     rejected: Mapping[str, int],
     made: Mapping[str, int],
+    spared: Mapping[str, float],
 ) -> Ledger:
     """The ledger once the decision's effects are known. A stale or refused assignment has no Job: its promise ends. A
     stale withdrawal took no Job back: that Job's turn goes on. All other `withdrawals` bring their next turn. A stale
     verdict reached nobody: its workload is not held.
 
-    `made`: the resourceVersions of the Jobs that were created, by workload UID.
+    `made`: the resourceVersions of the Jobs that were created, by workload UID. `spared`: whose Job could not be
+    stopped, and until when nobody tries again.
     """
     in_flight, turns, held, undone = dict(ledger.in_flight), dict(ledger.turns), dict(ledger.held), set(stale)
     taken_back = [w for w in withdrawals if w.generation and w.uid not in undone]
@@ -101,6 +117,7 @@ def after_carrying_out(
         ledger.clearing,
         ledger.rooms,
         {u: p for u, p in ledger.provisioning.items() if not (u in undone and p.state == "ordered")},
+        dict(list({**ledger.spared, **spared}.items())[-_SPARED:]),
     )
 
 

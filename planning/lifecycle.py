@@ -28,6 +28,7 @@ JOB_DELETED = "JobDeleted"
 SPEC_EDITED = "SpecEdited"
 WITHDRAWN = "Withdrawn"
 PREEMPTED = "Preempted"
+NOT_STOPPED = "NotStopped"
 DEADLINE_EXCEEDED = "DeadlineExceeded"
 MAX_RETRIES_EXCEEDED = "MaxRetriesExceeded"
 

@@ -318,6 +318,7 @@ class Ledger:
     clearing: workloads for which others are being stopped -> their generation; they go first until they are placed.
     rooms: where room is being made for those, so that of several none takes another's; pods by node.
     provisioning: workloads for which a node is ordered, may be soon, or was in vain.
+    spared: workloads whose Job could not be stopped when somebody was to get its place -> until when none tries again.
     """
 
     in_flight: dict[str, Assignment] = field(default_factory=dict)
@@ -331,6 +332,7 @@ class Ledger:
     clearing: dict[str, int] = field(default_factory=dict)
     rooms: dict[str, Places] = field(default_factory=dict)
     provisioning: dict[str, Provisioning] = field(default_factory=dict)
+    spared: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -486,3 +488,4 @@ class Decision:
     orders: list[Order] = field(default_factory=list)
     provisioning: dict[str, Provisioning] = field(default_factory=dict)  # what changed in the ledger's, by UID
     unprovisioned: list[str] = field(default_factory=list)  # UIDs of which the ledger need not remember that any more
+    stoppable: list[str] = field(default_factory=list)  # UIDs that were spared long enough: they may be tried again

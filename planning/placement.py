@@ -32,7 +32,7 @@ from planning.model import (
     WorkloadView,
 )
 from planning.places import gang_of
-from planning.preemption import Preemptor, candidates, next_stoppable
+from planning.preemption import Preemptor, candidates, next_stoppable, no_longer_spared
 from planning.provisioning import Orders
 from planning.queue import in_order, turn_in_queue
 from planning.quotas import Books, opened, remembered
@@ -76,7 +76,7 @@ def decide(
     floor = Floor(snapshot, settings, room(snapshot.nodes, held), memory)
     books = opened(snapshot, held)
     reconsidered = to_reconsider(snapshot, mine, ledger)
-    stoppable = candidates(snapshot, mine, settings) if queue else []
+    stoppable = candidates(snapshot, mine, settings, ledger.spared) if queue else []
     preemptor = Preemptor(floor, books, held, stoppable, snapshot.by_uid(), snapshot.now)
     orders = Orders.of(settings.provisioning, ledger, floor, queue, snapshot.now)
     turns = Turns(floor, books, preemptor, orders, told, ledger, snapshot.now, seed, reconsidered, held)
@@ -115,6 +115,7 @@ def decide(
         wake_after=min((seconds for seconds in due if seconds is not None), default=None),
         lately=_lately(books, ledger, snapshot.now),
         completions=ended,
+        stoppable=no_longer_spared(ledger.spared, snapshot.now),
         cleared=[uid for uid in ledger.clearing if uid not in turns.awaiting and uid not in waiting],
         orders=orders.placed,
         provisioning=orders.changed,
@@ -219,8 +220,11 @@ def _forget(snapshot: Snapshot, ledger: Ledger) -> list[str]:
     made must be known to be gone.
     """
     alive = {view.uid for view in snapshot.workloads if not view.finished}
-    gone = {*ledger.in_flight, *ledger.turns, *ledger.held, *ledger.accepted, *ledger.rejected, *ledger.avoided}
-    gone = (gone | ledger.provisioning.keys()) - alive
+    known = (
+        ledger.in_flight, ledger.turns, ledger.held, ledger.accepted, ledger.rejected, ledger.avoided, ledger.spared,
+        ledger.provisioning,
+    )  # fmt: skip
+    gone = {uid for facts in known for uid in facts} - alive
     unseen = {uid for uid, version in ledger.made.items() if version > snapshot.jobs_version}
     held_up = unseen | {job.workload_uid for job in snapshot.jobs if not job.finished and job.workload_uid in gone}
     return sorted(gone - held_up)

@@ -29,6 +29,9 @@ _SERVED = 8
 _VICTIMS = 32
 _ALL_VICTIMS = 256
 _SEARCHES = 32
+# Seconds for which a workload whose Job could not be stopped is left alone: whatever refuses that (an admission policy,
+# say) would refuse it in every round.
+SPARED = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +63,15 @@ class Clearing:
     victims: tuple[Candidate, ...]
 
 
-def candidates(snapshot: Snapshot, mine: Belongings, settings: Settings) -> list[Candidate]:
-    """Everything that runs and might be stopped for somebody, the cheapest first."""
-    found = []
+def candidates(
+    snapshot: Snapshot, mine: Belongings, settings: Settings, spared: Mapping[str, float]
+) -> list[Candidate]:
+    """Everything that runs and might be stopped for somebody, the cheapest first. `spared`: the ledger's."""
+    found, tried = [], set(no_longer_spared(spared, snapshot.now))
     for view in snapshot.workloads:
         if view.finished or view.deleting or view.spec is None:
+            continue
+        if view.uid in spared and view.uid not in tried:
             continue
         pods = mine.pods.get((view.namespace, view.uid), ())
         for job in mine.jobs.get((view.namespace, view.uid), ()):
@@ -84,6 +91,13 @@ def candidates(snapshot: Snapshot, mine: Belongings, settings: Settings) -> list
             by_node = {name: each.as_resources() for name, each in held.items()}
             found.append(Candidate(job, view, by_node, asked.as_resources(), age * asked.gpus, firm(view), young))
     return sorted(found, key=lambda each: each.cost)
+
+
+def no_longer_spared(spared: Mapping[str, float], now: float) -> list[str]:
+    """The UIDs that may be tried again: also those that would be spared for longer than anybody is, by a clock that was
+    set back.
+    """
+    return [uid for uid, until in spared.items() if not now < until <= now + SPARED]
 
 
 def next_stoppable(snapshot: Snapshot, mine: Belongings, settings: Settings) -> float | None:

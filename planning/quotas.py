@@ -25,6 +25,10 @@ COUNTED = ("GPUs", "CPU", "memory")
 _DEPTH = 8
 # Seconds after which what a tenant held counts half: a day's use is mostly forgotten after a weekend.
 HALF_LIFE = 24 * 3600.0
+# What a tenant held lately is in every round's history: so many are remembered, those who held the most; and none whose
+# share has faded to this, after about seventeen half-lives where it had the whole fleet.
+REMEMBERED = 256
+FADED = 1e-5
 
 
 def vector(need: Resources) -> Vector:
@@ -285,12 +289,24 @@ def recalled(lately: Lately | None, now: float) -> float:
 
 
 def remembered(books: Books, lately: Mapping[str, Lately], now: float) -> dict[str, Lately]:
-    """What is known of all tenants from now on."""
-    return {
-        name: Lately(round(recalled(lately.get(name), now), 6), round(books.share(account), 6), now)
+    """What is known of the tenants from now on: of those who hold or held anything, and the most of them if there are
+    too many. All others count as if they had never held anything.
+    """
+    found = {
+        name: known
         for name, account in sorted(books.accounts.items())
-        if account.tenant and (account.held or name in lately)
+        if account.tenant
+        and (account.held or name in lately)
+        and _counts(known := Lately(round(recalled(lately.get(name), now), 6), round(books.share(account), 6), now))
     }
+    if len(found) > REMEMBERED:
+        most = sorted(found, key=lambda name: (-max(found[name].value, found[name].share), name))[:REMEMBERED]
+        found = {name: found[name] for name in sorted(most)}
+    return found
+
+
+def _counts(lately: Lately) -> bool:
+    return lately.share > 0 or lately.value >= FADED
 
 
 def topmost(account: Account) -> Account:

@@ -172,6 +172,7 @@ class Placement:
                         rooms={},
                         provisioning={},
                         unprovisioned=[],
+                        stoppable=[],
                     ),
                     {a.uid: self._traces.pop(a.uid) for a in decision.assignments if a.uid in self._traces},
                     self._state.ledger.lately if result.quotas else {},
@@ -190,9 +191,11 @@ class Placement:
                 done.accepted,
                 done.rejected,
                 done.made,
+                done.spared,
             )
-            # Whoever changed a workload pokes for it; the rest is a cache that is behind, and gets longer and longer.
-            again = bool(done.stale or done.lagging)
+            # Whoever changed a workload pokes for it; the rest is a cache that is behind, or Jobs that nobody may stop,
+            # and gets longer and longer.
+            again = bool(done.stale or done.lagging or done.spared)
             self._stale_rounds = self._stale_rounds + 1 if again and not (done.made or done.shown) else 0
             self._behind |= again
             self._poked |= bool(decision.examine) or done.shown >= STATUS_LIMIT

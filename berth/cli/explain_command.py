@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import json as json_format
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from berth.cli.process_commands import Context, Kubeconfig
+from berth.cli.process_commands import Address, Context, Kubeconfig, Namespace
 from berth.cli.stack_commands import errors_for_people
+
+if TYPE_CHECKING:
+    from berth.explain.recorded import Recorded
+    from planning.explanation import Explanation
+    from planning.model import Snapshot
 
 
 def register(app: typer.Typer) -> None:
@@ -25,16 +30,20 @@ def workload(
     kubeconfig: Kubeconfig = None,
     context: Context = None,
     json: Annotated[bool, typer.Option("--json", help="Everything, with all nodes, as JSON.")] = False,
+    history: Annotated[bool, typer.Option("--history", help="Also all that Temporal recorded about it.")] = False,
+    temporal_address: Address = None,
+    temporal_namespace: Namespace = None,
 ) -> None:
     """Why a GPUWorkload waits: what keeps it off each node, who is before it, and what would help.
 
     Reads the cluster as it is; needs the right to list nodes, pods, Jobs, GPUWorkloads and their
-    profiles in all namespaces.
+    profiles in all namespaces. With --history it reads what was decided about the workload out of
+    Temporal, which keeps that for some weeks.
     """
     from rich.console import Console
 
     from berth.explain.collect import collect
-    from berth.explain.report import show
+    from berth.explain.report import show, show_history
     from berth.extensions import load_strategies
     from kube.errors import AccessDenied, KubeError
     from planning.explanation import explain
@@ -63,7 +72,30 @@ def workload(
             raise StackError(f"There is no GPUWorkload {name!r} in namespace {namespace!r}.", hint)
     if found.assumed:
         typer.echo(f"note: {found.assumed}; the defaults are assumed", err=True)
+    recorded = _recorded(found.snapshot, told, temporal_address, temporal_namespace) if history else None
     if json:
-        typer.echo(json_format.dumps(asdict(told), indent=2))
-    else:
-        show(told, found.events, Console(highlight=False))
+        everything = asdict(told) | ({"history": asdict(recorded)} if recorded is not None else {})
+        typer.echo(json_format.dumps(everything, indent=2))
+        return
+    console = Console(highlight=False)
+    show(told, found.events, console)
+    if recorded is not None:
+        show_history(recorded, console)
+
+
+def _recorded(snapshot: Snapshot, told: Explanation, address: str | None, namespace: str | None) -> Recorded:
+    from rich.console import Console
+
+    from berth.explain.recorded import Life, recorded
+    from berth.process import ProcessOptions
+    from planning.times import timestamp
+
+    view = next(w for w in snapshot.workloads if (w.namespace, w.name) == (told.namespace, told.name))
+    life = Life(view.uid, view.created, view.ended.told if view.ended is not None else None)
+    options = ProcessOptions(temporal_address=address, temporal_namespace=namespace)
+    with Console(stderr=True).status("reading Temporal's history") as status:  # shown on terminals only
+
+        def progress(count: int, oldest: float) -> None:
+            status.update(f"reading Temporal's history: {count:,} events, back to {timestamp(oldest)}")
+
+        return asyncio.run(recorded(options, life, progress))

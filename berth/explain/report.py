@@ -10,10 +10,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from berth.explain.collect import happened
+from berth.explain.recorded import Recorded
 from planning.explanation import Explanation
 from planning.filters import show_amount, show_gpus
 from planning.model import Resources
 from planning.places import on_nodes
+from planning.times import timestamp
 
 _NODES = 12
 _AHEAD = 3
@@ -38,6 +40,22 @@ def show(told: Explanation, events: list[dict[str, Any]], console: Console) -> N
         for event in events:
             table.add_row(happened(event)[:19], str(event.get("reason", "")), escape(str(event.get("note", ""))))
         console.print(table)
+
+
+def show_history(found: Recorded, console: Console) -> None:
+    """Prints what Temporal recorded, the oldest first, and what is missing of it."""
+    if found.entries:
+        table = _table(console, "its history")
+        for whole in (True, True, True, False, False):
+            table.add_column(no_wrap=whole, overflow="fold")
+        for each in found.entries:
+            why = each.why + (f" (said {each.times} times in a row)" if each.times > 1 else "")
+            table.add_row(*(escape(cell) for cell in (timestamp(each.at)[:19], each.by, each.what, each.where, why)))
+        console.print(table)
+    elif not found.notes:
+        console.print("\nTemporal has recorded nothing about it yet.")
+    for note in found.notes:
+        console.print(f"[yellow]note:[/] {escape(note)}")
 
 
 def _span(seconds: float) -> str:

@@ -10,7 +10,7 @@ from activities.cache import ByOwner, ClusterCache, Specs
 from kube.reflector import Change
 from planning.model import PodView, Resources
 from planning.views import workload_view
-from tests.planning.builders import job, workload
+from tests.planning.builders import job, node, workload
 
 SPEC = {"modelName": "m", "gpuCount": 1, "retryPolicy": {"maxRetries": 2, "backoffSeconds": 5}}
 
@@ -67,6 +67,20 @@ async def test_a_job_that_ended_with_its_workload_costs_the_rounds_nothing_any_m
     assert set(cache.live_jobs) == {"b-job-0", "forged"} and cache.jobs_of("ns", "a") == (done,)
     cache.jobs._remove("b-job-0", 5)
     assert set(cache.live_jobs) == {"forged"}
+
+
+async def test_a_node_is_found_by_its_name_also_where_it_was_made_anew() -> None:
+    cache = ClusterCache(cast(Any, None))
+    old, new, other = (replace(node(name), uid=uid) for name, uid in (("n", "1"), ("n", "2"), ("o", "3")))
+    for each in (old, other):
+        cache.nodes._put(each.uid, 1, each)
+    assert (cache.node("n"), cache.node("o"), cache.node("p")) == (old, other, None)
+    cache.nodes._put(new.uid, 2, new)
+    assert cache.node("n") == new
+    cache.nodes._remove(old.uid, 3)
+    assert cache.node("n") == new
+    cache.nodes._remove(new.uid, 4)
+    assert cache.node("n") is None
 
 
 def test_who_changes_hands_or_goes_is_its_former_owners_no_more() -> None:

@@ -12,7 +12,8 @@ import pytest
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.testing import ActivityEnvironment
 
-from activities.placements import ATTEMPTS, Placements
+from activities.patience import ATTEMPTS
+from activities.placements import Placements
 from activities.signatures import STATUS_LIMIT, CarryOut
 from crds.settings import Settings
 from kube.errors import AccessDenied, Conflict, Forbidden, NotFound, Unavailable
@@ -215,7 +216,7 @@ async def test_a_verdict_that_reaches_nobody_holds_nobody() -> None:
     done = await carry_out(decision, ATTEMPTS, temporal=Refusing())
     held = after_deciding(Ledger(), decision)
     assert held.held == {"u": Turn()}
-    after = after_carrying_out(held, [], done.stale, done.refused, done.accepted, done.rejected, done.made)
+    after = after_carrying_out(held, [], done.stale, done.refused, done.accepted, done.rejected, done.made, done.spared)
     assert after.held == {}
 
 

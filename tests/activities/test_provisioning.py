@@ -13,7 +13,7 @@ from temporalio.testing import ActivityEnvironment
 
 from activities import provisioning
 from activities.messages import OrderNews
-from activities.placements import ATTEMPTS
+from activities.patience import ATTEMPTS
 from activities.provisioning import Orders
 from activities.signatures import Arranged, ArrangeRequest, TakeBack, WorkloadRef
 from crds.settings import Settings

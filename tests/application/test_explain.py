@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.stack
 
 async def berth(tenant: Tenant, *arguments: str, who: str = "admin") -> tuple[int, str]:
     command = ["explain", "workload", *arguments, "--kubeconfig", str(tenant.stack.endpoints.kubeconfig(who))]
-    result = await asyncio.to_thread(CliRunner().invoke, command_line(), command)
+    result = await asyncio.to_thread(CliRunner(env={"COLUMNS": "300"}).invoke, command_line(), command)
     assert "Traceback" not in result.output
     return result.exit_code, " ".join(result.output.split())
 
@@ -39,6 +40,34 @@ async def test_why_it_waits_who_is_before_it_and_what_would_help(tenant: Tenant)
     assert (mine["free"]["gpus"], mine["why"]) == (1, "short of free GPUs")
     code, text = await berth(tenant, "runs", "-n", tenant.namespace)
     assert code == 0 and f"is on node {busy}" in text
+
+
+async def test_all_that_was_decided_about_one_that_was_stopped_and_failed_twice(tenant: Tenant) -> None:
+    node = await tenant.node("a", 2)
+    retried = {"maxRetries": 1, "backoffSeconds": 1}
+    await tenant.apply("low", 2, run="8s", exit_code=3, priority="low", retryPolicy=retried)
+    await tenant.until("low", phase="Running")
+    await tenant.apply("high", 2, priority="high")
+    await tenant.until("high", phase="Succeeded", seconds=60)
+    await tenant.until("low", phase="Failed", seconds=90)
+    temporal = ("--history", "--temporal-address", tenant.stack.endpoints.temporal_address)
+    code, text = await berth(tenant, "low", "-n", tenant.namespace, "--json", *temporal)
+    assert code == 0, text
+    told = json.loads(text)["history"]
+    assert told["notes"] == []
+    entries = [(each["what"], each["where"], each["why"]) for each in told["entries"]]
+    turns = [why.split(", by")[0] for what, where, why in entries if (what, where) == ("placed", node)]
+    assert turns == ["attempt 0, 0 retries used", "attempt 1, 0 retries used", "attempt 2, 1 retry used"]
+    kinds = [what for what, _, _ in entries if what in ("placed", "stopped", "taken back", "queued again", "Failed")]
+    assert kinds == ["placed", "stopped", "taken back", "placed", "queued again", "placed", "Failed"]
+    stopped = next(why for what, _, why in entries if what == "stopped")
+    assert f"its place on node {node} goes to {tenant.namespace}/high" in stopped
+    assert any(what == "Pending" and "exit code 3; retry 1 of 1" in why for what, _, why in entries)
+    assert entries[-1][2].startswith("the only retry is used; the last cause: ")
+    code, text = await berth(tenant, "high", "-n", tenant.namespace, *temporal)
+    assert code == 0 and "its history" in text and "note:" not in text
+    assert re.search(rf"round \d+ gets room {tenant.namespace}/low is stopped for it", text), text
+    assert text.index("gets room") < text.index(f"placed {node} attempt 0") < text.index("ended")
 
 
 async def test_what_cannot_be_explained_is_told(tenant: Tenant) -> None:

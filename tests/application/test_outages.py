@@ -22,7 +22,7 @@ import pytest_asyncio
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.messages import placement_id, workload_id
-from activities.placements import ATTEMPTS
+from activities.patience import ATTEMPTS
 from activities.signatures import CARRY_OUT
 from controller.outage import ANSWER
 from kube.errors import KubeError

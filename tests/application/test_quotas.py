@@ -18,6 +18,7 @@ import pytest_asyncio
 from crds.gpuworkload import API_VERSION
 from kube.errors import Invalid
 from kube.resources import GPUQUOTAS, JOBS, NAMESPACES
+from planning.naming import WORKLOAD_LABEL
 from stack import Stack
 from tests.application.stories import Begun, side_by_side
 from tests.application.tenant import Tenant, condition, eventually, tenancy
@@ -132,6 +133,60 @@ async def a_higher_priority_gets_the_place_of_a_low_one(tenant: Tenant) -> None:
     assert order[-4:] == ["Running", "Scheduling", "Running", "Succeeded"]
 
 
+async def protect(tenant: Tenant, workload: str) -> str:
+    """An admission policy that lets nobody suspend the workload's Jobs; returns its name."""
+    name = f"{tenant.namespace}-keep"
+    suspended = "has(object.spec.suspend) && object.spec.suspend"
+    api, meta = {"apiVersion": "admissionregistration.k8s.io/v1"}, {"metadata": {"name": name}}
+    rule = {"apiGroups": ["batch"], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["jobs"]}
+    policy = {
+        "matchConstraints": {"resourceRules": [rule]},
+        "validations": [
+            {
+                "expression": f"object.metadata.labels['{WORKLOAD_LABEL}'] != '{workload}' || !({suspended})",
+                "message": "this one is never to be stopped",
+            }
+        ],
+    }
+    chosen = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": tenant.namespace}}}
+    binding = {"policyName": name, "validationActions": ["Deny"], "matchResources": chosen}
+    items = [
+        api | meta | {"kind": "ValidatingAdmissionPolicy", "spec": policy},
+        api | meta | {"kind": "ValidatingAdmissionPolicyBinding", "spec": binding},
+    ]
+    manifest = json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
+    await asyncio.to_thread(tenant.stack.kubectl, "create", "-f", "-", stdin=manifest)
+    return name
+
+
+async def who_may_not_be_stopped_goes_on_and_another_is_stopped(tenant: Tenant) -> None:
+    await tenant.node("a", 2)
+    for name, priority in (("kept", -300), ("other", -200)):
+        await tenant.apply(name, run="300s", priority=priority)
+    kept = await tenant.until("kept", phase="Running")
+    await tenant.until("other", phase="Running")
+    job, policy = kept["status"]["jobName"], await protect(tenant, "kept")
+
+    async def refused() -> bool:
+        patch = ("patch", "job", job, "-n", tenant.namespace, "--type=merge", "--dry-run=server")
+        said = await asyncio.to_thread(tenant.stack.kubectl, *patch, "-p", '{"spec": {"suspend": true}}', check=False)
+        return "never to be stopped" in said
+
+    try:
+        await eventually(refused, 60, lambda: "the policy is not in force")
+        await tenant.apply("high", run="1s", priority="high")
+        await tenant.until("high", phase="Succeeded", seconds=60)
+    finally:
+        for kind in ("validatingadmissionpolicybinding", "validatingadmissionpolicy"):
+            await asyncio.to_thread(tenant.stack.kubectl, "delete", kind, policy)
+    (told,) = [event for event in await tenant.events("kept") if event["reason"] == "NotStopped"]
+    assert f"Job {job} could not be stopped" in told["note"] and "never to be stopped" in told["note"]
+    assert told.get("series") is None, "it is told once"
+    assert [event["reason"] for event in await tenant.events("other")].count("Preempted") == 1
+    status = (await tenant.get("kept"))["status"]
+    assert (status["phase"], status["attempt"], status["jobName"]) == ("Running", 0, job)
+
+
 async def a_wrong_quota_says_where_and_why(tenant: Tenant) -> None:
     with pytest.raises(Invalid, match=r"spec\.nominal\.gpus.*greater than or equal to 0"):
         await grant(tenant, "negative", nominal={"gpus": -1})
@@ -156,6 +211,7 @@ async def a_wrong_quota_says_where_and_why(tenant: Tenant) -> None:
 STORIES: tuple[Story, ...] = (
     a_tenant_borrows_and_gives_back,
     a_higher_priority_gets_the_place_of_a_low_one,
+    who_may_not_be_stopped_goes_on_and_another_is_stopped,
     a_wrong_quota_says_where_and_why,
 )
 

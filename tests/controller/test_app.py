@@ -20,7 +20,7 @@ from tests.controller.fake_temporal import UNAVAILABLE, UNREACHABLE, FakeTempora
 from tests.kube.fake_api import FakeApi
 
 WORKLOAD = WorkloadDigest("ns", "w", 1, finished=False, deleting=False, finalizer=True, caught_up=True, expires=None)
-JOB = JobDigest("ns", "w-0", "u", "w", 0, "n1", ready=False, finished=True, deleting=False, uid="j")
+JOB = JobDigest("ns", "w-0", "u", "w", 0, "n1", ready=False, finished=True, deleting=False, uid="j", nodes=("n1",))
 
 
 def controller(temporal: FakeTemporal, *, resync: float = 600.0) -> Controller:

@@ -11,12 +11,15 @@ from dataclasses import dataclass, field, replace
 from planning.ledger import after_carrying_out, after_deciding
 from planning.model import Assignment, Decision, JobView, Ledger, NodeView, Pin, PodView, QuotaView, WorkloadView
 from planning.places import pods_in, ranks
+from planning.preemption import SPARED
 from tests.planning.builders import NOW, round_of, snapshot
 
 
 @dataclass
 class Cluster:
-    """`runs`: how many seconds each workload needs, by UID; what is not there never ends by itself."""
+    """`runs`: how many seconds each workload needs, by UID; what is not there never ends by itself. `unstoppable`: UIDs
+    whose Jobs nobody may suspend; `refused`: until when each of these, once that was tried, must be left alone.
+    """
 
     nodes: list[NodeView]
     quotas: list[QuotaView] = field(default_factory=list)
@@ -29,6 +32,8 @@ class Cluster:
     stopped: list[tuple[str, str]] = field(default_factory=list)  # who, and what it was told
     ended: list[str] = field(default_factory=list)
     lifts: int = 512  # gates that a round lifts
+    unstoppable: set[str] = field(default_factory=set)
+    refused: dict[str, float] = field(default_factory=dict)
 
     def add(self, *views: WorkloadView, run: float | None = None) -> None:
         for view in views:
@@ -47,13 +52,18 @@ class Cluster:
         )
         decision = round_of(seen, self.ledger)
         self.ledger = after_deciding(self.ledger, decision)
-        self.ledger = after_carrying_out(self.ledger, decision.withdrawals, (), (), {}, {}, {})
+        refused = {stop.uid: self.now + SPARED for stop in decision.preemptions if stop.uid in self.unstoppable}
+        assert all(self.now >= self.refused.get(uid, 0.0) for uid in refused), "it is tried again too soon"
+        self.refused |= refused
+        self.ledger = after_carrying_out(self.ledger, decision.withdrawals, (), (), {}, {}, {}, refused)
         for withdrawal in decision.withdrawals:
             del self.jobs[withdrawal.uid]
             self._remove_pods(withdrawal.uid)
         for pin in decision.pins:
             self.lift(pin, self.lifts)
         for stop in decision.preemptions:
+            if stop.uid in refused:
+                continue
             assert self.jobs[stop.uid].uid == stop.job_uid and not self.jobs[stop.uid].preempted
             self.jobs[stop.uid] = replace(self.jobs[stop.uid], preempted=True)
             self.stopped.append((stop.uid, stop.message))

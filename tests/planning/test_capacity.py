@@ -166,7 +166,7 @@ class World:
             new = replace(new, missing=pods_in(assignment.places))
             self.put("jobs", new.name, new)
             made[assignment.uid] = self.version
-        self.ledger = after_carrying_out(self.ledger, decision.withdrawals, stale, [], {}, {}, made)
+        self.ledger = after_carrying_out(self.ledger, decision.withdrawals, stale, [], {}, {}, made, {})
         for pin in decision.pins if carry_out else []:
             self.lift(pin, 1 + self.rounds % 3)
         for verdict in decision.verdicts:

@@ -186,7 +186,7 @@ def test_a_pod_without_a_place_takes_all_of_them_back() -> None:
     young = replace(it, created=NOW - 30.2)
     assert not decided(young, [bound, other, stuck]).withdrawals, "each pod has a moment of its own"
     ledger = after_deciding(Ledger(), Decision())
-    ledger = after_carrying_out(ledger, [back], [], [], {}, {}, {})
+    ledger = after_carrying_out(ledger, [back], [], [], {}, {}, {}, {})
     assert ledger.avoided == {"g": Avoided(1, ("b",))} and ledger.turns == {"g": Turn(1, 0)}
     # Its bound pods still go, which proves nothing of a place.
     going = decided(replace(it, deleting=True), [replace(bound, terminating=True)], ledger=ledger)

@@ -51,14 +51,14 @@ BACK = Withdrawal("a", "ns", "a", "a-0", "j", Turn(1, 0), "no place", generation
 
 def test_a_withdrawal_never_lowers_what_a_crossing_signal_brought() -> None:
     crossing = after_requeue(after_deciding(Ledger(), Decision(withdrawals=[BACK])), "a", Turn(5, 2))
-    assert after_carrying_out(crossing, [BACK], [], [], {}, {}, {}).turns["a"] == Turn(5, 2)
+    assert after_carrying_out(crossing, [BACK], [], [], {}, {}, {}, {}).turns["a"] == Turn(5, 2)
 
 
 def test_a_withdrawal_brings_its_turn_once_it_was_carried_out_and_none_if_it_came_too_late() -> None:
     decided = after_deciding(Ledger(), Decision(withdrawals=[BACK]))
     assert decided == Ledger(), "nobody knows yet whether the Job goes on"
-    assert after_carrying_out(decided, [BACK], ["a"], [], {}, {}, {}) == Ledger()
-    assert after_carrying_out(decided, [BACK], [], [], {}, {}, {}).turns == {"a": Turn(1, 0)}
+    assert after_carrying_out(decided, [BACK], ["a"], [], {}, {}, {}, {}) == Ledger()
+    assert after_carrying_out(decided, [BACK], [], [], {}, {}, {}, {}).turns == {"a": Turn(1, 0)}
 
 
 def test_what_an_older_build_withdrew_took_its_turn_with_the_decision() -> None:
@@ -66,16 +66,16 @@ def test_what_an_older_build_withdrew_took_its_turn_with_the_decision() -> None:
     old = replace(BACK, generation=0)
     decided = after_deciding(Ledger(), Decision(withdrawals=[old]))
     assert decided.turns == {"a": Turn(1, 0)}
-    assert after_carrying_out(decided, [old], ["a"], [], {}, {}, {}) == decided
+    assert after_carrying_out(decided, [old], ["a"], [], {}, {}, {}, {}) == decided
 
 
 def test_a_refusal_of_a_turn_that_is_over_holds_nobody() -> None:
     """Its workflow hears of it first, and may have come back for the next turn before the ledger knows."""
     promised = Ledger(in_flight={"a": assignment("a", Turn(0, 0))})
     refused = Verdict("a", "ns", "a", Turn(0, 0), "JobRefused", "no", 1)
-    assert after_carrying_out(promised, [], [], [refused], {}, {}, {}).held == {"a": Turn(0, 0)}
+    assert after_carrying_out(promised, [], [], [refused], {}, {}, {}, {}).held == {"a": Turn(0, 0)}
     back = after_requeue(promised, "a", Turn(1, 0))
-    assert after_carrying_out(back, [], [], [refused], {}, {}, {}).held == {}
+    assert after_carrying_out(back, [], [], [refused], {}, {}, {}, {}).held == {}
 
 
 def withdrawn_on(name: str, uid: str = "a", generation: int = 1) -> Withdrawal:
@@ -84,7 +84,7 @@ def withdrawn_on(name: str, uid: str = "a", generation: int = 1) -> Withdrawal:
 
 def withdraw(ledger: Ledger, *withdrawals: Withdrawal, stale: tuple[str, ...] = ()) -> Ledger:
     decided = after_deciding(ledger, Decision(withdrawals=list(withdrawals)))
-    return after_carrying_out(decided, withdrawals, stale, [], {}, {}, {})
+    return after_carrying_out(decided, withdrawals, stale, [], {}, {}, {}, {})
 
 
 def test_where_a_workload_was_withdrawn_is_remembered_until_it_is_reconsidered_or_gone() -> None:
@@ -115,6 +115,17 @@ def test_the_memory_of_nodes_has_room_for_the_latest_workloads() -> None:
     assert list(ledger.avoided) == [f"w{i}" for i in range(44, 300)]
 
 
+def test_whose_jobs_could_not_be_stopped_is_remembered_of_the_latest_until_they_may_be_tried_again() -> None:
+    ledger = Ledger()
+    for i in range(300):
+        ledger = after_carrying_out(ledger, [], [], [], {}, {}, {}, {f"w{i}": float(i)})
+    assert list(ledger.spared.items()) == [(f"w{i}", float(i)) for i in range(44, 300)]
+    assert after_carrying_out(ledger, [], [], [], {}, {}, {}, {"w299": 900.0}).spared["w299"] == 900.0
+    assert "w298" not in after_deciding(ledger, Decision(stoppable=["w298"])).spared
+    assert "w297" not in after_deciding(ledger, Decision(forget=["w297"])).spared
+    assert after_deciding(ledger, Decision()).spared == ledger.spared
+
+
 def test_what_older_builds_recorded_is_still_read() -> None:
     ledger = TypeAdapter(Ledger).validate_json('{"turns": {"a": {"attempt": 1, "retries": 0}}}')
     assert ledger == Ledger(turns={"a": Turn(1, 0)})
@@ -129,7 +140,7 @@ def test_what_older_builds_recorded_is_still_read() -> None:
 def test_a_refused_workload_is_held_until_it_comes_back() -> None:
     ledger = Ledger(in_flight={"a": assignment("a")}, turns={"a": Turn(2, 1)})
     refused = Verdict("a", "ns", "a", Turn(2, 1), "JobRefused", "no")
-    held = after_carrying_out(ledger, [], [], [refused], {}, {}, {})
+    held = after_carrying_out(ledger, [], [], [refused], {}, {}, {}, {})
     assert held == Ledger(held={"a": Turn(2, 1)}, turns={"a": Turn(2, 1)})
     assert after_requeue(held, "a", Turn(2, 1)) == held, "a doubled signal about the turn before releases nothing"
     assert after_requeue(held, "a", Turn(3, 2)) == Ledger(turns={"a": Turn(3, 2)})

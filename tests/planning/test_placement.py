@@ -296,7 +296,7 @@ def test_withdrawing_and_seeing_in_one_round_keeps_the_next_turn() -> None:
     )
     decided = after_deciding(ledger, decision)
     assert decided == Ledger()
-    assert after_carrying_out(decided, decision.withdrawals, [], [], {}, {}, {}) == Ledger(
+    assert after_carrying_out(decided, decision.withdrawals, [], [], {}, {}, {}, {}) == Ledger(
         turns={"a": Turn(1, 0)}, avoided={"a": Avoided(1, ("n",))}
     )
 

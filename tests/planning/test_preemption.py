@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from planning.model import NodeView, QuotaView, WorkloadView
+from planning.preemption import SPARED, no_longer_spared
 from tests.planning.builders import NOW, node, quota, round_of, snapshot, workload
 from tests.planning.cluster import Cluster
 
@@ -393,6 +394,50 @@ def test_what_a_job_says_of_itself_does_not_protect_it() -> None:
     there.jobs["low"] = replace(there.jobs["low"], requests=replace(there.jobs["low"].requests, gpus=0))
     after(there, named("high", 8, **HIGH))
     assert there.running == {"high": "n"}
+
+
+def test_who_cannot_be_stopped_is_left_alone_for_a_while_and_another_stopped() -> None:
+    there = running(named("firm", 4, priority=-300), named("other", 4, **LOW), on=cluster(node("n", 8)))
+    there.unstoppable = {"firm"}
+    there.add(named("high", 4, **HIGH))
+    assert [stop.uid for stop in there.round().preemptions] == ["firm"], "it is the cheaper one"
+    assert [stop.uid for stop in there.round().preemptions] == ["other"]
+    after(there)
+    assert there.running == {"firm": "n", "high": "n"}
+
+
+def test_if_nobody_else_can_be_stopped_it_is_tried_again_later() -> None:
+    there = running(named("firm", 8, **LOW), on=cluster(node("n", 8)))
+    there.unstoppable = {"firm"}
+    there.add(named("high", 8, **HIGH))
+    assert there.round().preemptions and there.ledger.clearing.keys() == {"high"}
+    decision = there.round()
+    assert not decision.preemptions and there.ledger.clearing == {}
+    assert [(each.uid, each.reason) for each in decision.waiting] == [("high", "WaitingForCapacity")]
+    there.tick(SPARED - 1)
+    assert not there.round().preemptions
+    there.unstoppable = set()
+    there.tick(1)
+    assert there.round().preemptions and there.ledger.spared == {}
+    after(there)
+    assert there.running == {"high": "n"}
+
+
+def test_a_clock_that_was_set_back_spares_nobody_for_longer() -> None:
+    spared = {"over": NOW, "goes on": NOW + SPARED, "set back": NOW + SPARED + 1}
+    assert no_longer_spared(spared, NOW) == ["over", "set back"]
+
+
+def test_that_one_who_is_gone_could_not_be_stopped_is_forgotten() -> None:
+    there = running(named("firm", 8, **LOW), on=cluster(node("n", 8)))
+    there.unstoppable = {"firm"}
+    there.add(named("high", 8, **HIGH))
+    there.round()
+    assert there.ledger.spared.keys() == {"firm"}
+    there.runs["firm"] = 0
+    there.tick(1)
+    there.settle()
+    assert there.ledger.spared == {} and there.running == {"high": "n"}
 
 
 def test_while_somebody_is_being_stopped_the_ledger_looks_again() -> None:

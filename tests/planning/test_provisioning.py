@@ -256,7 +256,7 @@ def test_news_of_an_order_that_is_not_the_ledgers_changes_nothing() -> None:
 
 def test_an_order_that_reached_nobody_is_no_order() -> None:
     ledger = Ledger(provisioning={"a": Provisioning(1, "ordered", NOW), "b": Provisioning(1, "provisioned", NOW)})
-    assert after_carrying_out(ledger, (), ["a", "b"], (), {}, {}, {}).provisioning.keys() == {"b"}
+    assert after_carrying_out(ledger, (), ["a", "b"], (), {}, {}, {}, {}).provisioning.keys() == {"b"}
 
 
 def test_who_is_gone_is_forgotten() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from planning.model import Lately, QuotaView, Resources, WorkloadView
 from planning.queue import in_order
-from planning.quotas import HALF_LIFE, Books, recalled, remembered
+from planning.quotas import FADED, HALF_LIFE, REMEMBERED, Books, recalled, remembered
 from planning.turns import WAITING_FOR_QUOTA
 from tests.planning.builders import NOW, job, node, placed, pod, quota, round_of, snapshot, workload
 
@@ -244,6 +244,31 @@ def test_the_ledger_remembers_whom_there_is_something_to_remember_of() -> None:
     books.take("a", gpus(5), firm=True)
     known = remembered(books, {"q": Lately(0.5, 0.0, NOW - HALF_LIFE), "gone": Lately(1, 1, NOW)}, NOW)
     assert known == {"p": Lately(0.0, 0.5, NOW), "q": Lately(0.25, 0.0, NOW)}
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 3), st.floats(0, 40)), max_size=8))
+def test_who_holds_nothing_and_whose_share_has_faded_is_forgotten(tenants: list[tuple[float, int, float]]) -> None:
+    quotas = [quota(f"q{i}", f"n{i}") for i, _ in enumerate(tenants)]
+    books = Books(quotas, [node("n", 24)])
+    for i, (_, held, _) in enumerate(tenants):
+        books.take(f"n{i}", gpus(held), firm=True)
+    before = {f"q{i}": Lately(value, 0.0, NOW - age * HALF_LIFE) for i, (value, _, age) in enumerate(tenants)}
+    known = remembered(books, before, NOW)
+    for i, (value, held, age) in enumerate(tenants):
+        left = value * 0.5**age
+        if held or left > FADED * 1.1:
+            assert known[f"q{i}"].value == pytest.approx(left, abs=1e-6)
+        elif left < FADED * 0.9:
+            assert f"q{i}" not in known
+
+
+def test_of_too_many_tenants_those_who_held_the_most_are_remembered() -> None:
+    quotas = [quota(f"q{i:03}", f"n{i:03}") for i in range(REMEMBERED + 40)]
+    books = Books(quotas, [node("n", 1000)])
+    books.take("n000", gpus(500), firm=True)
+    before = {each.name: Lately(i / 1000, 0.0, NOW) for i, each in enumerate(quotas)}
+    known = remembered(books, before, NOW)
+    assert list(known) == ["q000", *(each.name for each in quotas[-REMEMBERED + 1 :])]
 
 
 # --- in rounds -----------------------------------------------------------------------------------------------------

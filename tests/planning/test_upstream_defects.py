@@ -38,7 +38,7 @@ def test_defect_4_two_rounds_never_promise_one_gpu_though_nothing_is_visible_bet
     ledger, given = Ledger(), []
     for _ in range(3):
         decision = round_of(seen, ledger, limit=1)
-        ledger = after_carrying_out(after_deciding(ledger, decision), [], [], [], {}, {}, {})
+        ledger = after_carrying_out(after_deciding(ledger, decision), [], [], [], {}, {}, {}, {})
         given += [assignment.uid for assignment in decision.assignments]
     assert given == ["w0", "w1"]
 

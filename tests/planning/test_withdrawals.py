@@ -25,7 +25,7 @@ def stuck_on(name: str, attempt: int = 0) -> tuple[JobView, PodView]:
 
 
 def apply(ledger: Ledger, decision: Decision) -> Ledger:
-    return after_carrying_out(after_deciding(ledger, decision), decision.withdrawals, [], [], {}, {}, {})
+    return after_carrying_out(after_deciding(ledger, decision), decision.withdrawals, [], [], {}, {}, {}, {})
 
 
 def withdrawn_from(name: str, ledger: Ledger, nodes: list[NodeView], view: WorkloadView) -> Ledger:
