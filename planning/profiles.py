@@ -256,15 +256,13 @@ def _rebased(profile: Profile, day: int) -> Profile:
 
 
 def _faded(at: AtCount, weeks: int, first: int) -> AtCount:
-    active = faded(at.active, weeks)
-    return AtCount(
-        durations=faded(at.durations, weeks),
-        active=active,
-        engine=faded(at.engine, weeks),
-        power=faded(at.power, weeks),
-        peaks={week: peak for week, peak in at.peaks.items() if week >= first} if active else {},
-        simulated=at.simulated and bool(active),
-    )
+    durations = faded(at.durations, weeks)
+    active, engine, power = (faded(each, weeks) for each in (at.active, at.engine, at.power))
+    if not (active and engine and power):
+        # A run counts once in each, but what is spread over more buckets fades sooner.
+        return AtCount(durations=durations)
+    peaks = {week: peak for week, peak in at.peaks.items() if week >= first}
+    return AtCount(durations, active, engine, power, peaks, at.simulated)
 
 
 def _plus(weights: Weights, key: int, worth: int) -> dict[int, int]:

@@ -72,7 +72,8 @@ def test_a_real_ledgers_rounds_are_told(path: Path) -> None:
     events = load(path)
     rounds = Rounds(uid_of(events, "retried"))
     placed = "attempt 0, 0 retries used, by leastLoaded"
-    assert told(rounds, events) == [
+    # Whether a round fell between the old Job's end and its going is chance.
+    assert [each for each in told(rounds, events) if each[0] != "waits"] == [
         ("placed", "record-a", placed),
         ("made", "", "its Job is there"),
         ("queued again", "", "for attempt 1, 1 retry used"),

@@ -171,6 +171,22 @@ def test_a_run_counts_half_after_a_week_and_nothing_in_the_end(day: int, weeks: 
     assert weight(EPOCH + day - HALF_LIFE, EPOCH) == worth >> 1
 
 
+@pytest.mark.parametrize("thin", ["engine", "power"])
+def test_what_was_seen_is_forgotten_as_a_whole_though_what_is_spread_thinner_fades_sooner(thin: str) -> None:
+    """Two runs that used as many GPUs, and differed in how busy those were."""
+    usage = [
+        Usage(5, 1, 9, {step if thin == "engine" else 16: 5}, {step if thin == "power" else 12: 5}) for step in (3, 9)
+    ]
+    told, weeks = RUN.mark.told, UNIT.bit_length()
+    before = [replace(RUN, mark=Mark(told, str(i)), usage=each) for i, each in enumerate(usage)]
+    late = replace(RUN, mark=Mark(int(told + weeks * HALF_LIFE * DAY), "z"))
+    profile = fold(EMPTY, [*before, late])
+    at = profile.at[RUN.gpus]
+    assert (at.active, at.engine, at.power) == ({}, {}, {})
+    (count,) = status_of(profile, NOW)["gpuCounts"]
+    assert "usage" not in count or count["usage"] is None
+
+
 def test_what_nobody_ran_for_weeks_is_forgotten_by_the_next_run() -> None:
     old = fold(EMPTY, [replace(RUN, usage=Usage(5, 2, 79_000), kind=Kind(2, WHOLE, 0))])
     late = Mark(int(NOW + FORGET * DAY), "v")
