@@ -141,7 +141,7 @@ class Orders:
         if view is None or view.spec is None:
             return False
         shape = shape_of(view.spec, self._cache.settings)
-        return await asyncio.to_thread(coming_for, shape, self._cache.snapshot())
+        return await asyncio.to_thread(coming_for, shape, view.spec.replicas, self._cache.snapshot())
 
     async def _order(self, view: WorkloadView, seen: Observation) -> Step:
         """Makes the attempt's request, and what is to be waited for then."""

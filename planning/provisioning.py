@@ -73,10 +73,10 @@ class Arrivals:
         return False
 
 
-def coming_for(shape: Shape, snapshot: Snapshot) -> bool:
-    """Whether a node is coming that will hold the request, whoever else may want it."""
+def coming_for(shape: Shape, pods: int, snapshot: Snapshot) -> bool:
+    """Whether nodes are coming that will hold so many such requests, whoever else may want them."""
     held = holdings(snapshot, {}, Belongings.of(snapshot.jobs, snapshot.pods))
-    return Arrivals(snapshot.nodes, room(snapshot.nodes, held), snapshot.now).serve(shape)
+    return Arrivals(snapshot.nodes, room(snapshot.nodes, held), snapshot.now).serve(shape, pods)
 
 
 def is_coming(node: NodeView, now: float) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from crds.gpuworkload import API_VERSION, KIND
+from crds.gpuworkload import API_VERSION, KIND, GPUWorkloadSpec
 from crds.settings import Provisioning as Rules
 from crds.settings import Settings
 from planning import naming
@@ -105,9 +105,10 @@ def _not_needed(seen: Observation) -> str:
         return "the workload was edited"
     if view.spec.suspend:
         return "the workload is suspended"
-    if any(pod.node for pod in seen.pods) or any(job.ready or job.finished for job in seen.jobs):
-        return "the workload has a place"
-    return ""
+    # A gang's pods are bound one after the other, and all of them use what is booked.
+    bound = [bool(pod.node) for pod in seen.pods]
+    placed = any(bound) or any(job.ready for job in seen.jobs) if view.spec.replicas == 1 else bound and all(bound)
+    return "the workload has a place" if placed or any(job.finished for job in seen.jobs) else ""
 
 
 def _current(seen: Observation) -> RequestView | None:
@@ -124,8 +125,8 @@ def _current(seen: Observation) -> RequestView | None:
 def _open(seen: Observation, rules: Rules, current: RequestView) -> Step:
     """A request that may still bring a node."""
     view = seen.workload
-    gpus = view.spec.gpu_count if view is not None and view.spec is not None else 0
-    told = f"ordered 1 node for {show_gpus(gpus)} (ProvisioningRequest {current.name})"
+    told = f"ordered {_what(view.spec) if view is not None and view.spec is not None else ''}"
+    told += f" (ProvisioningRequest {current.name})"
     if current.provisioned is not None:
         left = current.provisioned + rules.booking_seconds - seen.now
         if left <= 0:
@@ -142,6 +143,12 @@ def _open(seen: Observation, rules: Rules, current: RequestView) -> Step:
         return Step("wait", told, min(left, LOOK_AGAIN), "accepted", request=current)
     told += f" at {timestamp(current.created)}; not accepted yet"
     return Step("wait", told, min(left, LOOK_AGAIN), "ordered", request=current)
+
+
+def _what(spec: GPUWorkloadSpec) -> str:
+    """What is ordered, for a person: how many nodes a gang needs is the autoscaler's to find out."""
+    each = show_gpus(spec.gpu_count)
+    return f"1 node for {each}" if spec.replicas == 1 else f"nodes for {spec.replicas} pods of {each} each"
 
 
 # --- what is created -----------------------------------------------------------------------------------------------

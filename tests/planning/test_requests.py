@@ -222,3 +222,12 @@ def test_a_gang_orders_room_for_all_of_its_pods_and_no_gate_hides_them_from_the_
     template, made = order_manifests(workload("w", 8, spec={"replicas": 10}), 0, SETTINGS, RULES)
     assert made["spec"]["podSets"][0]["count"] == 10
     assert "schedulingGates" not in template["template"]["spec"]
+
+
+def test_a_gang_has_its_place_when_all_of_its_pods_have() -> None:
+    gang, running = workload("w", 8, spec={"replicas": 2}), job("w", "n", ready=True)
+    bound, waits = pod("a", "n", of=running), pod("b", of=running)
+    half = step(request(provisioned=NOW), workload=gang, jobs=(running,), pods=(bound, waits))
+    assert half.kind == "wait" and half.message.startswith("ordered nodes for 2 pods of 8 GPUs each (")
+    whole = step(request(provisioned=NOW), workload=gang, jobs=(running,), pods=(bound, pod("b", "m", of=running)))
+    assert whole.kind == "over"
