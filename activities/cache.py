@@ -22,7 +22,17 @@ from crds.gpuworkload import GPUWorkloadSpec
 from crds.settings import SETTINGS_KEY, SETTINGS_NAME, SETTINGS_NAMESPACE, Settings
 from kube.client import KubeClient
 from kube.reflector import Change, Reflector
-from kube.resources import CONFIGMAPS, GPUMODELPROFILES, GPUQUOTAS, GPUWORKLOADS, JOBS, NAMESPACES, NODES, PODS
+from kube.resources import (
+    CONFIGMAPS,
+    GPUMODELPROFILES,
+    GPUQUOTAS,
+    GPURESERVATIONS,
+    GPUWORKLOADS,
+    JOBS,
+    NAMESPACES,
+    NODES,
+    PODS,
+)
 from planning import views
 from planning.model import Defaults, JobView, NodeView, PodView, QuotaView, Snapshot, WorkloadView
 from planning.naming import JOB_SELECTOR, STRATEGY_ANNOTATION
@@ -30,6 +40,7 @@ from planning.places import amiss
 from planning.profile_status import profile_view
 from planning.profiles import Key, Profile
 from planning.recommendation import GpuType, Recommendation, ask_of, gpu_types, recommend
+from planning.windows import ReservationView
 
 log = logging.getLogger(__name__)
 
@@ -141,6 +152,9 @@ class ClusterCache:
             on_change=self._workload_changed,
         )
         self.quotas: Reflector[QuotaView] = Reflector(client, GPUQUOTAS, project=views.quota_view)
+        self.reservations: Reflector[ReservationView] = Reflector(
+            client, GPURESERVATIONS, project=views.reservation_view
+        )
         self._profiles_by_model: ByOwner[Key, Profile] = ByOwner(lambda profile: (profile.namespace, profile.model))
         self.profiles: Reflector[Profile] = Reflector(
             client, GPUMODELPROFILES, project=profile_view, on_change=self._profiles_by_model.change
@@ -172,6 +186,7 @@ class ClusterCache:
             "jobs": self.jobs,
             "gpuworkloads": self.workloads,
             "gpuquotas": self.quotas,
+            "gpureservations": self.reservations,
             "gpumodelprofiles": self.profiles,
             "namespaces": self.namespaces,
             "configmaps": self.settings_map,
@@ -225,6 +240,7 @@ class ClusterCache:
             workloads_version=self.workloads.resource_version,
             quotas=tuple(self.quotas.items.values()),
             profiles=tuple(self.profiles.items.values()),
+            reservations=tuple(self.reservations.items.values()),
         )
 
     def _aged(self, uid: str, job: JobView, now: float) -> JobView:

@@ -36,11 +36,13 @@ from activities.messages import (
 from activities.patience import ATTEMPTS, TRANSIENT, cut, may_pass
 from activities.signatures import CARRY_OUT, STATUS_LIMIT, TASK_QUEUE, CarriedOut, CarryOut, Versions, WorkloadRef
 from activities.taking_back import TakingBack
-from activities.writes import add_finalizer, delete_job, reference, write_quota_status, write_status
+from activities.writes import add_finalizer, delete_job, reference, write_cluster_status, write_status
+from crds.gpureservation import KIND as RESERVATION
+from crds.gpuworkload import API_VERSION
 from kube.client import KubeClient
 from kube.errors import AlreadyExists, Invalid, KubeError, NotFound, TooLarge
 from kube.events import EventRecorder
-from kube.resources import GPUWORKLOADS, JOBS
+from kube.resources import GPUQUOTAS, GPURESERVATIONS, GPUWORKLOADS, JOBS, ObjectRef
 from planning import jobs, status
 from planning.lifecycle import JOB_REFUSED
 from planning.model import (
@@ -60,6 +62,7 @@ from planning.projection import Lag, lagging
 from planning.provisioning import PROVISIONING
 from planning.quota_status import QuotaLag, lagging_quotas
 from planning.recommendation import advised
+from planning.reservation_status import ReservationLag, lagging_reservations
 from planning.strategy_names import strategy_name
 from planning.turns import PREEMPTING, WAITING_FOR_CAPACITY, WAITING_FOR_QUOTA
 from planning.views import job_view, workload_view
@@ -83,7 +86,15 @@ VISIBLE_WAIT = 1.0
 
 
 # Reasons to wait that are nobody's mistake.
-_NORMAL = (WAITING_FOR_CAPACITY, WAITING_FOR_QUOTA, WAITING_FOR_PODS, PREEMPTING, PROVISIONING, status.SUSPENDED)
+_NORMAL = (
+    WAITING_FOR_CAPACITY,
+    WAITING_FOR_QUOTA,
+    WAITING_FOR_PODS,
+    PREEMPTING,
+    PROVISIONING,
+    status.SUSPENDED,
+    status.WAITING_FOR_RESERVATION,
+)
 
 
 async def _heartbeat() -> None:
@@ -156,6 +167,9 @@ class Placements:
         if self._cache.quotas.items:
             lags, _ = await asyncio.to_thread(lagging_quotas, self._cache.snapshot(), request.lately)
             await self._each(lags, self._show_quota)
+        if request.reserved is not None:
+            kept, _ = await asyncio.to_thread(lagging_reservations, self._cache.snapshot(), request.reserved)
+            await self._each(kept, self._show_reservation)
 
     async def _each(self, entries: Iterable[T], do: Callable[[T], Awaitable[None]]) -> None:
         """Does all, some at a time. One that fails does not keep the others from being done, and one that is refused
@@ -327,9 +341,22 @@ class Placements:
             withdrawn.add(withdrawal.uid)
 
     async def _show_quota(self, lag: QuotaLag) -> None:
-        raw = await write_quota_status(self._kube, lag.view, lag.status)
+        raw = await write_cluster_status(self._kube, GPUQUOTAS, lag.view, lag.status)
         if raw is not None:
             self._cache.quotas.observe(raw)
+
+    async def _show_reservation(self, lag: ReservationLag) -> None:
+        raw = await write_cluster_status(self._kube, GPURESERVATIONS, lag.view, lag.status)
+        if raw is None:
+            return
+        self._cache.reservations.observe(raw)
+        if lag.news:
+            phase = lag.status["phase"]
+            kept = lag.status["conditions"][0]["reason"] != "Invalid" and phase != "Pending"
+            ref = ObjectRef(API_VERSION, RESERVATION, lag.view.name, None, lag.view.uid, str(lag.view.resource_version))
+            self._events.record(
+                regarding=ref, type="Normal" if kept else "Warning", reason=phase, action="Reserve", note=lag.news
+            )
 
     async def _tell(self, verdict: Verdict, done: CarriedOut) -> None:
         """Hands the workload to its own workflow, which counts the verdict and waits out the back-off. If Temporal

@@ -20,6 +20,7 @@ from planning.placement import decide
 from planning.profiles import by_key, next_due
 from planning.projection import lagging
 from planning.quota_status import PAUSE, lagging_quotas, standing, tenants
+from planning.reservation_status import lagging_reservations, standings
 
 _meter = metrics.get_meter("berth.worker")
 _seconds = _meter.create_histogram("berth_decision_duration", unit="s", description="Duration of one planning round")
@@ -67,6 +68,9 @@ class Planner:
         lags = await asyncio.to_thread(lagging, snapshot.now, snapshot.workloads, jobs, snapshot.pods, snapshot.nodes)
         held = await asyncio.to_thread(standing, snapshot)
         quotas, later = await asyncio.to_thread(lagging_quotas, snapshot, ledger.lately, held)
+        reserved = ledger.reserved if decision.reserved is None else decision.reserved
+        kept = await asyncio.to_thread(standings, snapshot, reserved)
+        reservations, more = lagging_reservations(snapshot, reserved, kept)
         round_metrics.tell(
             round_metrics.Round(
                 snapshot.now,
@@ -74,6 +78,7 @@ class Planner:
                 len(ledger.in_flight) + len(decision.assignments) - len(decision.seen),
                 decision.reasons,
                 tuple(tenants(held)),
+                tuple(kept),
             )
         )
         ended = [*snapshot.workloads, *self._cache.departed.values()]
@@ -87,7 +92,8 @@ class Planner:
             len(lags),
             len(quotas),
             learn_in,
-            PAUSE if later else None,
+            PAUSE if later or more else None,
+            len(reservations),
         )
 
 
@@ -100,7 +106,8 @@ def _after_restore(ledger: Ledger, version: int) -> Ledger:
 
 def _binding(decision: Decision, snapshot: Snapshot, ledger: Ledger) -> Versions:
     """What every later decision must have seen: the Jobs for which promises were dropped (else it would promise their
-    GPUs again), and the workloads that were given a place (else it would take them for gone).
+    GPUs again), the workloads that were given a place (else it would take them for gone), and the reservations that
+    were given nodes (else it would give these away).
     """
     seen = set(decision.seen)
     versions = [job.resource_version for job in snapshot.jobs if job.workload_uid in seen]
@@ -108,4 +115,6 @@ def _binding(decision: Decision, snapshot: Snapshot, ledger: Ledger) -> Versions
     # A workload may be known in a version of ours that the watch has yet to bring; that it is there, the watch brought.
     seen_at = max((assignment.resource_version for assignment in decision.assignments), default=0)
     workloads = min(seen_at, snapshot.workloads_version)
-    return {kind: version for kind, version in (("jobs", jobs), ("gpuworkloads", workloads)) if version}
+    reserved = max((view.resource_version for view in snapshot.reservations if decision.reserved), default=0)
+    found = {"jobs": jobs, "gpuworkloads": workloads, "gpureservations": reserved}
+    return {kind: version for kind, version in found.items() if version}

@@ -1,6 +1,7 @@
-"""What the last round of this worker left for Prometheus: who waits for what, and what each tenant holds.
+"""What the last round of this worker left for Prometheus: who waits for what, and what each tenant and each
+reservation holds.
 
-Observed when it is read, so that a series goes with its reason or its GPUQuota.
+Observed when it is read, so that a series goes with its reason, its GPUQuota or its GPUReservation.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, Observation
 
 from planning.quota_status import Tenant
+from planning.reservation_status import Standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,7 @@ class Round:
     in_flight: int
     waiting: Mapping[str, int]
     tenants: tuple[Tenant, ...]
+    reservations: tuple[Standing, ...]
 
 
 _rounds: list[Round] = []
@@ -47,6 +50,15 @@ def _by_tenant(of: Callable[[Tenant], float | None]) -> Callable[[CallbackOption
         return [Observation(value, {"tenant": name}) for name, value in found if value is not None]
 
     return observe
+
+
+def _by_reservation(of: Callable[[Standing], float]) -> Callable[[CallbackOptions], Iterable[Observation]]:
+    return lambda _: [
+        Observation(of(each), {"reservation": each.view.name})
+        for latest in _rounds
+        for each in latest.reservations
+        if each.window is not None
+    ]
 
 
 _meter = metrics.get_meter("berth.worker")
@@ -88,4 +100,19 @@ _meter.create_observable_gauge(
     "berth_tenant_share",
     [_by_tenant(lambda tenant: tenant.share)],
     description="The largest part of the fleet's GPUs, CPU or memory that a tenant holds, by its weight",
+)
+_meter.create_observable_gauge(
+    "berth_reservation_gpus_reserved",
+    [_by_reservation(lambda each: each.reserved)],
+    description="GPUs that a GPUReservation is sure to have",
+)
+_meter.create_observable_gauge(
+    "berth_reservation_gpus_used",
+    [_by_reservation(lambda each: each.used)],
+    description="GPUs that a GPUReservation's own workloads hold",
+)
+_meter.create_observable_gauge(
+    "berth_reservation_gpus_lent",
+    [_by_reservation(lambda each: each.lent)],
+    description="GPUs of a GPUReservation that others hold who can be stopped",
 )

@@ -54,9 +54,10 @@ class DecideResult:
     `behind`: the cache had not caught up with `fresh` in time, so the round may have missed the news.
     `restored`: the API server itself is older than `at_least` or `fresh`: its data was restored, and what was seen of
     it before means nothing.
-    `lagging`: how many statuses do not tell yet that their Job was made, or runs. `quotas`: those of GPUQuotas.
+    `lagging`: how many statuses do not tell yet that their Job was made, or runs. `quotas`: those of GPUQuotas,
+    `reservations`: those of GPUReservations.
     `learn_in`: seconds until workloads that ended can be learned from (0: now); None while there is nothing to learn.
-    `quotas_in`: seconds until more of GPUQuotas' statuses may be written; None while there are none.
+    `quotas_in`: seconds until more of these two kinds' statuses may be written; None while there are none.
     """
 
     decision: Decision
@@ -67,18 +68,21 @@ class DecideResult:
     quotas: int = 0
     learn_in: float | None = None
     quotas_in: float | None = None
+    reservations: int = 0
 
 
 @dataclass(frozen=True)
 class CarryOut:
     """A decision to carry out; the statuses that lag behind their Jobs are brought up to date with it.
 
-    `traces`: where a workload's trace began, as W3C traceparents by UID, where known. `lately`: the ledger's.
+    `traces`: where a workload's trace began, as W3C traceparents by UID, where known. `lately` and `reserved`: the
+    ledger's, where statuses are to tell of them.
     """
 
     decision: Decision
     traces: dict[str, str] = field(default_factory=dict)
     lately: dict[str, Lately] = field(default_factory=dict)
+    reserved: dict[str, dict[str, int]] | None = None
 
 
 @dataclass

@@ -10,9 +10,10 @@ from typing import Any
 from crds.gpuworkload import API_VERSION, KIND
 from kube.client import KubeClient, Propagation
 from kube.errors import Conflict, Invalid, NotFound
-from kube.resources import GPUQUOTAS, GPUWORKLOADS, JOBS, ObjectRef
+from kube.resources import GPUWORKLOADS, JOBS, ObjectRef, Resource
 from planning.model import QuotaView, WorkloadView
 from planning.naming import FINALIZER, PREEMPTED_ANNOTATION, WITHDRAWN_ANNOTATION
+from planning.windows import ReservationView
 
 # Writes a workload's status, so that the cache knows it too; the object as it is then, or None as `write_status` does.
 Write = Callable[[WorkloadView, Mapping[str, Any]], Awaitable[dict[str, Any] | None]]
@@ -113,11 +114,13 @@ async def suspend_job(kube: KubeClient, namespace: str, name: str, uid: str, mes
     return True
 
 
-async def write_quota_status(kube: KubeClient, view: QuotaView, status: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Writes a GPUQuota's status; None if it is gone or was changed since it was looked at."""
+async def write_cluster_status(
+    kube: KubeClient, kind: Resource, view: QuotaView | ReservationView, status: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """Writes the status of a cluster-scoped kind; None if it is gone or was changed since it was looked at."""
     body = {"metadata": {"uid": view.uid, "resourceVersion": str(view.resource_version)}, "status": dict(status)}
     try:
-        return await kube.merge_patch(GPUQUOTAS, view.name, None, body, subresource="status")
+        return await kube.merge_patch(kind, view.name, None, body, subresource="status")
     except (NotFound, Conflict):
         return None
 

@@ -12,6 +12,7 @@ import logging
 import math
 import random
 import time
+from functools import partial
 from typing import Any
 
 from opentelemetry.trace import get_tracer
@@ -36,7 +37,7 @@ from controller.routing import NOBODY, Route, on_job, on_node, on_request, on_wo
 from kube.client import KubeClient
 from kube.errors import AccessDenied, KubeError, NotFound
 from kube.reflector import Change, Reflector
-from kube.resources import GPUQUOTAS, GPUWORKLOADS, JOBS, NODES, PODS, PROVISIONINGREQUESTS
+from kube.resources import GPUQUOTAS, GPURESERVATIONS, GPUWORKLOADS, JOBS, NODES, PODS, PROVISIONINGREQUESTS
 from planning.naming import JOB_SELECTOR
 
 log = logging.getLogger(__name__)
@@ -81,7 +82,13 @@ class Controller:
             on_change=self._job_changed,
         )
         self.nodes: Reflector[NodeDigest] = Reflector(kube, NODES, project=node_digest, on_change=self._node_changed)
-        self.quotas: Reflector[int] = Reflector(kube, GPUQUOTAS, project=_generation, on_change=self._quota_changed)
+        # Of these only the spec matters here: their statuses are the ledger's own.
+        self.quotas: Reflector[int] = Reflector(
+            kube, GPUQUOTAS, project=_generation, on_change=partial(self._spec_changed, "gpuquotas")
+        )
+        self.reservations: Reflector[int] = Reflector(
+            kube, GPURESERVATIONS, project=_generation, on_change=partial(self._spec_changed, "gpureservations")
+        )
         self._orders: ByOwner[str, RequestDigest] = ByOwner(lambda request: request.workload_uid)
         # Not every cluster has the kind: it is watched once it does, and nobody waits for that.
         self.requests: Reflector[RequestDigest] = Reflector(
@@ -104,6 +111,7 @@ class Controller:
             "nodes": self.nodes,
             "pods": self.pods,
             "gpuquotas": self.quotas,
+            "gpureservations": self.reservations,
         }
 
     @property
@@ -269,9 +277,9 @@ class Controller:
         if change.new is None:
             self._tell(Route(ledger=True), "pods", change.resource_version)
 
-    def _quota_changed(self, change: Change[int]) -> None:
-        if change.old != change.new:  # else it is a status, which the ledger wrote
-            self._tell(Route(ledger=True), "gpuquotas", change.resource_version)
+    def _spec_changed(self, kind: str, change: Change[int]) -> None:
+        if change.old != change.new:
+            self._tell(Route(ledger=True), kind, change.resource_version)
 
     def _request_changed(self, change: Change[RequestDigest]) -> None:
         self._orders.change(change)

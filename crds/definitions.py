@@ -10,9 +10,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from crds import gpumodelprofile, gpuquota, gpuworkload
+from crds import gpumodelprofile, gpuquota, gpureservation, gpuworkload
 from crds.gpumodelprofile import GPUModelProfileSpec, GPUModelProfileStatus
 from crds.gpuquota import GPUQuotaSpec, GPUQuotaStatus
+from crds.gpureservation import GPUReservationSpec, GPUReservationStatus
 from crds.gpuworkload import MUTABLE, GPUWorkloadSpec, GPUWorkloadStatus
 
 Schema = dict[str, Any]
@@ -115,6 +116,29 @@ DEFINITIONS = (
             column("Age", ".metadata.creationTimestamp", "date"),
             column("Lately", ".status.lately", priority=1),
             column("Message", '.status.conditions[?(@.type=="Valid")].message', priority=1),
+        ],
+    ),
+    Definition(
+        kind=gpureservation.KIND,
+        plural=gpureservation.PLURAL,
+        short_name="gpures",
+        scope="Cluster",
+        module="crds/gpureservation.py",
+        description="GPUs that are kept for some namespaces' GPUWorkloads from a moment to another.",
+        spec=GPUReservationSpec,
+        status=GPUReservationStatus,
+        columns=[
+            column("Start", ".spec.start"),
+            column("End", ".spec.end"),
+            column("GPUs", ".spec.gpus", "integer"),
+            column("Reserved", ".status.reserved", "integer"),
+            column("Used", ".status.used", "integer"),
+            column("Lent", ".status.lent", "integer"),
+            column("Waiting", ".status.waiting", "integer"),
+            column("Phase", ".status.phase"),
+            column("Age", ".metadata.creationTimestamp", "date"),
+            column("Namespaces", ".spec.namespaces", priority=1),
+            column("Message", '.status.conditions[?(@.type=="Reserved")].message', priority=1),
         ],
     ),
     Definition(

@@ -11,17 +11,13 @@ from typing import Annotated
 
 from pydantic import Field, StrictStr
 
-from crds.gpuworkload import SPEC_LIMIT, Condition, CRDModel, Int, Quantity, Time, serialised_size
+from crds.gpuworkload import SPEC_LIMIT, Condition, CRDModel, Int, ObjectName, Quantity, Time, serialised_size
 
 KIND = "GPUQuota"
 PLURAL = "gpuquotas"
 EVERY_OTHER = "*"  # among `namespaces`: all those that no other GPUQuota names
 MOST_GPUS = 10_000_000
 
-QuotaName = Annotated[
-    StrictStr,
-    Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"),
-]
 NamespaceName = Annotated[
     StrictStr, Field(min_length=1, max_length=63, pattern=r"^(\*|[a-z0-9]([-a-z0-9]*[a-z0-9])?)$")
 ]
@@ -45,7 +41,7 @@ class GPUQuotaSpec(CRDModel):
         description="The tenant's namespaces; * stands for all that no other GPUQuota names.",
         json_schema_extra={"x-kubernetes-list-type": "set"},
     )
-    cohort: QuotaName | None = Field(
+    cohort: ObjectName | None = Field(
         default=None, description="The GPUQuota above this one: its members lend each other what they do not use."
     )
     nominal: Amounts = Field(

@@ -144,6 +144,10 @@ LabelKey = Annotated[str, Field(strict=True, max_length=317), AfterValidator(_la
 LabelValue = Annotated[str, Field(strict=True, max_length=63, pattern=LABEL_VALUE_PATTERN)]
 ResourceName = Annotated[str, Field(strict=True, max_length=317), AfterValidator(_label_key)]
 Argument = Annotated[str, Field(strict=True, max_length=16384)]
+ObjectName = Annotated[
+    StrictStr,
+    Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"),
+]
 
 
 class CRDModel(BaseModel):
@@ -310,6 +314,10 @@ class GPUWorkloadSpec(CRDModel):
     ttl_seconds_after_finished: (
         Annotated[Int, Field(ge=0, le=MAX_INT32, json_schema_extra={"format": "int32"})] | None
     ) = Field(default=None, description="Seconds after which the finished workload is deleted; left out, never.")
+    reservation: ObjectName | None = Field(
+        default=None,
+        description="The GPUReservation whose GPUs it runs on: it waits for the window, and runs nowhere else.",
+    )
     suspend: StrictBool = Field(default=False, description="Take the Job back and keep the workload out of the queue.")
     template: Annotated[dict[str, Any], AfterValidator(_template), Field(json_schema_extra=FREE_OBJECT)] | None = Field(
         default=None,
@@ -332,12 +340,19 @@ class GPUWorkloadSpec(CRDModel):
                     "fieldPath": ".minReplicas",
                     "message": "must be at most replicas",
                 },
+                {
+                    "rule": "!has(self.reservation) || self.replicas == 1",
+                    "fieldPath": ".reservation",
+                    "message": "cannot be combined with replicas above 1",
+                },
             ]
         }
     )
 
     @model_validator(mode="after")
-    def _no_more_than_all(self) -> Self:
+    def _replicas_agree(self) -> Self:
+        if self.reservation is not None and self.replicas > 1:
+            raise ValueError(f"reservation cannot be combined with replicas above 1, and they are {self.replicas}")
         if self.min_replicas is not None and self.min_replicas > self.replicas:
             raise ValueError(f"minReplicas must be at most replicas ({self.replicas}), not {self.min_replicas}")
         return self

@@ -89,6 +89,7 @@ _RBAC = "rbac.authorization.k8s.io"
 
 GPUWORKLOADS = Resource("gpu.warp.dev", "v1alpha1", "gpuworkloads", "GPUWorkload", True)
 GPUQUOTAS = Resource("gpu.warp.dev", "v1alpha1", "gpuquotas", "GPUQuota", False)
+GPURESERVATIONS = Resource("gpu.warp.dev", "v1alpha1", "gpureservations", "GPUReservation", False)
 GPUMODELPROFILES = Resource("gpu.warp.dev", "v1alpha1", "gpumodelprofiles", "GPUModelProfile", True)
 
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace", False)

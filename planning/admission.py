@@ -12,15 +12,18 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
-from crds import gpuquota, gpuworkload
+from crds import gpuquota, gpureservation, gpuworkload
 from crds.gpuworkload import GPUWorkloadSpec
 from crds.settings import Settings
 from planning import strategies
 from planning.jobs import refusal as spec_refusal
-from planning.model import Defaults, QuotaView
+from planning.model import Defaults, NodeView, QuotaView
+from planning.overbooking import overbooked
 from planning.quotas import Books
 from planning.strategy_names import not_installed, strategy_name
-from planning.views import quota_view
+from planning.times import timestamp
+from planning.views import quota_view, reservation_view
+from planning.windows import ReservationView, unusable, window_of
 
 Object = Mapping[str, Any]
 Patch = list[dict[str, Any]]
@@ -28,15 +31,22 @@ Patch = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """What a resource is held against, beside itself."""
+    """What a resource is held against, beside itself. `now`: in seconds since the epoch."""
 
     settings: Settings = field(default_factory=Settings)
     namespace_strategies: Mapping[str, str] = field(default_factory=dict)
     quotas: tuple[QuotaView, ...] = ()
+    reservations: tuple[ReservationView, ...] = ()
+    nodes: tuple[NodeView, ...] = ()
+    now: float = 0.0
 
     @property
     def defaults(self) -> Defaults:
         return Defaults(self.settings.default_strategy, self.namespace_strategies)
+
+    def reservation(self, name: str) -> ReservationView | None:
+        """The GPUReservation of that name, if there is one."""
+        return next((view for view in self.reservations if view.name == name), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,27 +90,41 @@ def filled_in(review: Review, installation: Installation) -> Patch:
 
 
 def _gpuworkload_refusal(review: Review, installation: Installation) -> str:
-    wrong = _gpuworkload_wrong(review.new, installation)
-    return "" if wrong and review.old is not None and _gpuworkload_wrong(review.old, installation) == wrong else wrong
+    namespace, wrong = review.namespace, _gpuworkload_wrong(review.new, review.namespace, installation)
+    if wrong and review.old is not None and _gpuworkload_wrong(review.old, namespace, installation) == wrong:
+        return ""
+    return wrong
 
 
-def _gpuworkload_wrong(workload: Object, installation: Installation) -> str:
+def _gpuworkload_wrong(workload: Object, namespace: str, installation: Installation) -> str:
     spec, invalid = GPUWorkloadSpec.parse(workload.get("spec"))
     if spec is None:
         return invalid
     wrong = spec_refusal(spec, installation.settings)
-    if wrong or not spec.scheduling_strategy:
+    if not wrong and spec.scheduling_strategy:
+        wrong = not_installed(spec.scheduling_strategy, "spec.schedulingStrategy")
+    if wrong or spec.reservation is None:
         return wrong
-    return not_installed(spec.scheduling_strategy, "spec.schedulingStrategy")
+    found = installation.reservation(spec.reservation)
+    if found is None or found.spec is None:
+        return ""  # it may still be written, or mended
+    return unusable(spec.reservation, namespace, found, installation.now)
 
 
 def _gpuworkload_warnings(review: Review, installation: Installation) -> list[str]:
-    """A wrong default of its namespace or the installation is not this workload's fault."""
+    """A wrong default of its namespace or the installation is not this workload's fault; and files are applied in any
+    order, so a reservation may well be written after its workloads.
+    """
     spec, _ = GPUWorkloadSpec.parse(review.new.get("spec"))
-    if spec is None or spec.scheduling_strategy:
+    if spec is None:
         return []
-    missing = not_installed(*strategy_name(spec, review.namespace, installation.defaults))
-    return [f"{missing}; the workload waits until that is mended"] if missing else []
+    missing = [
+        "" if spec.scheduling_strategy else not_installed(*strategy_name(spec, review.namespace, installation.defaults))
+    ]
+    if spec.reservation is not None:
+        found = installation.reservation(spec.reservation)
+        missing.append(unusable(spec.reservation, review.namespace, found, installation.now))
+    return [f"{each}; the workload waits until that is mended" for each in missing if each]
 
 
 def _gpuworkload_defaults(review: Review, installation: Installation) -> Patch:
@@ -139,9 +163,24 @@ def _quota(review: Review, installation: Installation) -> tuple[QuotaView, list[
     return new, [other for other in installation.quotas if other.name != new.name]
 
 
+def _gpureservation_refusal(review: Review, installation: Installation) -> str:
+    """What stood there already is not refused, nor is it that a window is ended by an edit."""
+    new, old = reservation_view(review.new), None if review.old is None else reservation_view(review.old)
+    if new.spec is None:
+        return new.invalid
+    if old is None and new.spec.ends <= installation.now:
+        return f"spec.end: {new.spec.end} is past; it is {timestamp(installation.now)}"
+    if old is not None and old.spec == new.spec:
+        return ""
+    window = window_of(new)
+    others = [each for view in installation.reservations if view.name != new.name and (each := window_of(view))]
+    return overbooked(window, others, installation.nodes) if window is not None else ""
+
+
 _REFUSALS: Mapping[str, Callable[[Review, Installation], str]] = {
     gpuworkload.KIND: _gpuworkload_refusal,
     gpuquota.KIND: _gpuquota_refusal,
+    gpureservation.KIND: _gpureservation_refusal,
 }
 _WARNINGS: Mapping[str, Callable[[Review, Installation], list[str]]] = {
     gpuworkload.KIND: _gpuworkload_warnings,

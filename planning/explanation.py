@@ -10,16 +10,18 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf
 from typing import Any
 
 from crds.settings import Settings
 from planning import gangs, strategies
-from planning.capacity import Belongings, Room, holdings, room
+from planning.capacity import Belongings, Holding, Room, holdings, room
 from planning.demand import learned
 from planning.filters import (
     Constraints,
     Shape,
     TolerationView,
+    lacking,
     refusal,
     repelling_taint,
     shortage,
@@ -47,7 +49,9 @@ from planning.places import Gang, gang_of, times
 from planning.prediction import seconds_to_start
 from planning.provisioning import PROVISIONING
 from planning.queue import in_order
-from planning.quotas import opened
+from planning.quotas import firm, opened
+from planning.reservation_status import shown_nodes
+from planning.reservations import Reservations
 from planning.status import shows
 from planning.strategies import Rank, Request, StrategyError
 from planning.strategy_names import strategy_name
@@ -159,9 +163,10 @@ def _queued(
 ) -> Explanation:
     if view.spec is None:
         raise ValueError("a workload without a spec is not queued")
-    shape, left = shape_of(view.spec, settings), room(snapshot.nodes, holdings(snapshot, {}, mine))
+    shape, held = shape_of(view.spec, settings), list(holdings(snapshot, {}, mine))
     strategy, source = strategy_name(view.spec, view.namespace, snapshot.defaults)
-    why = {node.name: keeps_off(shape, node, left[node.name]) for node in snapshot.nodes}
+    left, kept = _reserved(view, shape, snapshot, held)
+    why = {node.name: kept.get(node.name) or keeps_off(shape, node, left[node.name]) for node in snapshot.nodes}
     gang = gang_of(view.spec)
     ranks = _ranks(view, shape, strategy, snapshot, settings, left)
     reports = [
@@ -178,7 +183,7 @@ def _queued(
     ]
     reports.sort(key=lambda each: (each.why != "", each.rank is None, each.rank or (), -each.free.gpus, each.name))
     domains = list(_domains(shape, gang, reports, snapshot.nodes)) if gang is not None else []
-    books = opened(snapshot, holdings(snapshot, {}, mine))
+    books = opened(snapshot, held)
     waiting = [w for w in snapshot.workloads if _in_queue(w, settings, mine)]
     queue = list(in_order(waiting, partial(_about, settings), books, {}, snapshot.now))
     next_, message = _next_round(view, snapshot, settings)
@@ -238,12 +243,32 @@ def _next_round(view: WorkloadView, snapshot: Snapshot, settings: Settings) -> t
     untold = tuple(replace(w, status={}) if w.uid == view.uid else w for w in snapshot.workloads)
     # Whoever has a template and waits was examined: else it would not be in the queue.
     examined = {w.uid: w.generation for w in untold if w.spec is not None and w.spec.template is not None}
-    ledger = Ledger(accepted=examined)
+    ledger = Ledger(accepted=examined, reserved=shown_nodes(snapshot))
     decision = decide(replace(snapshot, workloads=untold), ledger, settings, limit=len(untold), seed=0)
     place = next((each for each in decision.assignments if each.uid == view.uid), None)
     told = {each.uid: each.message for each in decision.waiting}
     told |= {each.uid: each.message for each in decision.verdicts}
     return place, told.get(view.uid, "")
+
+
+def _reserved(
+    view: WorkloadView, shape: Shape, snapshot: Snapshot, held: list[Holding]
+) -> tuple[dict[str, Room], dict[str, str]]:
+    """What is left for the workload on each node, and which reservation keeps it off where there would be room."""
+    left, known = room(snapshot.nodes, held), Reservations(snapshot, shown_nodes(snapshot))
+    known.as_recorded(snapshot, held)
+    window, need, kept = known.of(view), shape.requests, dict[str, str]()
+    if window is not None:
+        others = (node.name for node in snapshot.nodes if window.left(node.name) < need.gpus)
+        return left, {name: f"without {show_gpus(need.gpus)} left of GPUReservation {window.name}" for name in others}
+    deadline = view.spec.active_deadline_seconds if view.spec else None
+    stays = -inf if not firm(view) else inf if deadline is None else snapshot.now + deadline
+    for name, claim in known.claims().items():
+        keeper = claim.keeper(need)
+        if keeper is not None and lacking(need, claim.left(stays)) and not lacking(need, left[name]):
+            kept[name] = f"kept for GPUReservation {keeper.name}"
+        left[name] = claim.left(stays)
+    return left, kept
 
 
 def _about(settings: Settings, view: WorkloadView) -> tuple[WorkloadView, Resources]:

@@ -19,14 +19,20 @@ from planning.fleet import Place
 from planning.memory import Memory
 from planning.model import NodeView, Resources, Snapshot, Turn, WorkloadView
 from planning.places import Gang, times
+from planning.quotas import firm
+from planning.reservations import Claim
 from planning.strategies import Request, Strategy
+from planning.times import timestamp
+from planning.windows import Window
 
 Kind = tuple[Shape, Gang | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """A workload that wants a place now. `shape`: of one pod; `limit`: the retries that it allows."""
+    """A workload that wants a place now. `shape`: of one pod; `limit`: the retries that it allows; `until`: when it
+    will have ended at the latest (inf: nobody can tell); `window`: the GPUReservation on whose GPUs alone it runs.
+    """
 
     view: WorkloadView
     turn: Turn
@@ -34,6 +40,8 @@ class Wish:
     strategy: str
     limit: int
     gang: Gang | None = None
+    until: float = inf
+    window: Window | None = None
 
     @property
     def need(self) -> Resources:
@@ -45,10 +53,17 @@ class Wish:
         """Two of one kind fit or do not fit alike."""
         return self.shape, self.gang
 
+    @property
+    def stays(self) -> float:
+        """Until when it cannot be stopped, once it has its place."""
+        return self.until if firm(self.view) else -inf
+
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What is kept free on a node for the workload at the head of the queue, until `start` (None: nobody can tell)."""
+    """What is kept free on a node for the workload at the head of the queue, until `start` (None: nobody can tell).
+    What is kept for a GPUReservation is a `Claim` on the node, from its start on.
+    """
 
     view: WorkloadView
     node: str
@@ -59,9 +74,17 @@ class Kept:
 class Floor:
     """The nodes during one round: what is left on them, and what was found out about shapes so far."""
 
-    def __init__(self, snapshot: Snapshot, settings: Settings, left: dict[str, Room], memory: Memory) -> None:
-        self.nodes, self.left = snapshot.nodes, left
+    def __init__(
+        self, snapshot: Snapshot, settings: Settings, left: dict[str, Room], memory: Memory,
+        claims: Mapping[str, Claim] | None = None,
+    ) -> None:  # fmt: skip
+        self.nodes, self.left, self.claims = snapshot.nodes, left, claims or {}
+        for name, claim in self.claims.items():
+            left[name] = claim.left()
+        self._claimed = list(self.claims)
+        self._tried: dict[tuple[Shape, float], int] = {}  # how many of the claimed nodes have no room for such a one
         self.full: set[Kind] = set()  # for whom there is no room now
+        self._spent: dict[str, set[Shape]] = {}  # the same of the rooms of reservations
         self._never: dict[Shape, bool] = {}
         self.kept: list[Kept] = []
         self._index = {node.name: i for i, node in enumerate(snapshot.nodes)}
@@ -76,29 +99,65 @@ class Floor:
 
     def take(self, wish: Wish, strategy: str, seed: int, avoided: Collection[str] = ()) -> str:
         """The node that holds the request from now on; '' if none does, but for those to avoid."""
-        place = self.put(wish.view, wish.shape, strategy, seed, avoided)
+        place = self.put(wish, strategy, seed, avoided)
         return place.node if place is not None else ""
 
-    def put(self, view: WorkloadView, shape: Shape, strategy: str, seed: int, avoided: Collection[str]) -> Place | None:
+    def put(self, wish: Wish, strategy: str, seed: int, avoided: Collection[str]) -> Place | None:
         """Gives one pod its place; `take_back` undoes it exactly. Raises StrategyError."""
-        need = shape.requests
+        view, shape, need = wish.view, wish.shape, wish.shape.requests
         request = Request(view.uid, view.namespace, view.name, need, seed)
         place = self._fleet.find(request, shape, self._strategy(strategy), avoided)
         if place is not None:
             self._fleet.take(place, need)
             self.left[place.node].take(need)
+            if claim := self.claims.get(place.node):
+                claim.take(need, wish.stays)
         return place
 
-    def take_back(self, place: Place, need: Resources) -> None:
+    def take_back(self, wish: Wish, place: Place, need: Resources) -> None:
         """As if the pod had not been put there."""
         self._fleet.give_back(place, need)
         self.left[place.node].give_back(need)
+        if claim := self.claims.get(place.node):
+            claim.give_back(need, wish.stays)
+            self._true_up(place.node)
+
+    def take_reserved(self, wish: Wish, window: Window, avoided: Collection[str] = ()) -> str:
+        """The node on which the request holds GPUs of its window from now on, the fullest; '' if there is none."""
+        need = wish.shape.requests
+        if wish.shape in self._spent.setdefault(window.uid, set()):
+            return ""
+        fits = [
+            name
+            for name in window.nodes
+            if need.gpus <= window.left(name) and not lacking(need, self.claims[name].free) and self._suits(wish, name)
+        ]
+        if not fits:
+            self._spent[window.uid].add(wish.shape)
+            return ""
+        node = min(fits, key=lambda name: (name in avoided, window.left(name), name))
+        self.hold_reserved(wish, window, node)
+        return node
+
+    def hold_reserved(self, wish: Wish, window: Window, node: str) -> None:
+        """The request holds GPUs of its window there from now on, or will when who is being stopped is gone."""
+        window.used.setdefault(node, Room(0, 0, 0, 0)).give_back(wish.shape.requests)
+        self.claims[node].free.take(wish.shape.requests)
+        self._true_up(node)
+
+    def suited(self, shape: Shape, window: Window) -> Iterator[NodeView]:
+        """The window's nodes that take such a request and have as many of its GPUs left."""
+        for node in self.allowed(shape):
+            if shape.requests.gpus <= window.left(node.name):
+                yield node
 
     def keep(self, kept: Kept) -> None:
         """Nobody is given `kept.amount` on its node from now on, but by `take_kept`."""
         self.kept.append(kept)
         self._fleet.keep(kept.node, kept.amount)
         self.left[kept.node].take(kept.amount)
+        if claim := self.claims.get(kept.node):
+            claim.free.take(kept.amount)
         self._messages.clear()
 
     def competes(self, shape: Shape) -> bool:
@@ -112,23 +171,66 @@ class Floor:
 
     def take_kept(self, wish: Wish, kept: Kept) -> bool:
         """Gives the request room on that node, out of what is kept there too; False if it does not fit."""
-        if not self._fits(wish.shape, kept):
+        claim = self.claims.get(kept.node)
+        if not self._fits(wish.shape, kept) or (claim and lacking(wish.shape.requests, claim.slack(wish.stays))):
             return False
-        self.left[kept.node].take(wish.shape.requests)
-        self._fleet.keep(kept.node, wish.shape.requests)
+        self._take_between(wish, kept.node)
         return True
 
-    def reserve(self, node: str, need: Resources) -> Place:
+    def take_claimed(self, wish: Wish) -> tuple[str, float | None] | None:
+        """A node where it gets room out of what is kept for reservations, as it can be stopped or ends before that is
+        needed; and until when it may have it for sure, if it cannot be stopped.
+        """
+        need, stays = wish.shape.requests, wish.stays
+        for i in range(self._tried.get((wish.shape, stays), 0), len(self._claimed)):
+            node = self._claimed[i]
+            claim = self.claims[node]
+            if not lacking(need, claim.left(stays)) and self._suits(wish, node):
+                self._tried[wish.shape, stays] = i
+                self._take_between(wish, node)
+                return node, None if stays == -inf else claim.lent_until(stays)
+        self._tried[wish.shape, stays] = len(self._claimed)
+        return None
+
+    def _take_between(self, wish: Wish, node: str) -> None:
+        if claim := self.claims.get(node):
+            claim.take(wish.shape.requests, wish.stays)
+            self._true_up(node)
+        else:
+            self.left[node].take(wish.shape.requests)
+            self._fleet.keep(node, wish.shape.requests)
+
+    def _true_up(self, node: str) -> None:
+        """What is left is no more than the reservations leave."""
+        left, now = self.left[node], self.claims[node].left()
+        less = Resources(
+            max(0, left.gpus - now.gpus),
+            max(0, left.cpu_milli - now.cpu_milli),
+            max(0, left.memory - now.memory),
+            max(0, left.pods - now.pods),
+        )
+        self._fleet.keep(node, less)
+        left.take(less)
+
+    def _suits(self, wish: Wish, node: str) -> bool:
+        return not self._refused(wish.shape.constraints)[self._index[node]]
+
+    def reserve(self, wish: Wish, node: str, need: Resources) -> Place:
         """Nobody is given this on the node from now on: it is somebody's who must wait for those that still hold it.
         `take_back` undoes it.
         """
         self.left[node].take(need)
+        if claim := self.claims.get(node):
+            claim.take(need, wish.stays)
         self._messages.clear()
         return self._fleet.keep(node, need)
 
     def unpromised(self, node: str) -> Room:
-        """What is left on the node, but for what is free there now and kept: what comes free later is nobody's yet."""
-        free = replace(self.left[node])
+        """What is left on the node, reserved or not, but for what is free there now and kept for those who are first:
+        what comes free later is nobody's yet.
+        """
+        claim = self.claims.get(node)
+        free = replace(self.left[node] if claim is None else claim.free)
         for kept in self.kept:
             if kept.node == node:
                 now, amount = replace(free), kept.amount
@@ -162,13 +264,26 @@ class Floor:
 
     def _because_of_the_kept(self, shape: Shape) -> str:
         """What to add where it would fit if nothing were kept free."""
-        kept = next((kept for kept in self.kept if self._fits(shape, kept)), None)
-        if kept is None:
-            return ""
+        found = next(self._free_but_reserved(shape), None)
+        if found is None:
+            kept = next((kept for kept in self.kept if self._fits(shape, kept)), None)
+            if kept is None:
+                return ""
+            found = kept.node, f"{kept.view.namespace}/{kept.view.name}, which is before it"
+        node, whom = found
         return (
-            f"; what is free on node {kept.node} is kept for {kept.view.namespace}/{kept.view.name}, which is before it"
+            f"; what is free on node {node} is kept for {whom}"
             " (preemptible work may use it meanwhile, and work whose activeDeadlineSeconds end in time)"
         )
+
+    def _free_but_reserved(self, shape: Shape) -> Iterator[tuple[str, str]]:
+        """Nodes where it would fit, and the first reservation that keeps it off."""
+        for node, claim in self.claims.items():
+            if lacking(shape.requests, claim.free) or self._refused(shape.constraints)[self._index[node]]:
+                continue
+            window = claim.keeper(shape.requests)
+            if window is not None:
+                yield node, f"GPUReservation {window.name} from {timestamp(window.start)} on"
 
     def _fits(self, shape: Shape, kept: Kept) -> bool:
         """Whether the request fits on the node with what is kept there."""

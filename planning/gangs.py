@@ -34,27 +34,28 @@ def place(
     found: list[Place] = []
     places: list[tuple[str, int]] = []
     for domain, pods in _parts(gang, most, _free(floor, wish.shape, gang, avoided)):
-        shape = wish.shape
+        one = wish
         if gang.level:
-            shape = replace(shape, constraints=within(shape.constraints, gang.level, domain))
+            shape = replace(wish.shape, constraints=within(wish.shape.constraints, gang.level, domain))
+            one = replace(wish, shape=shape)
         first = len(found)
         try:
             for _ in range(pods):
-                where = floor.put(wish.view, shape, strategy, seed, avoided)
+                where = floor.put(one, strategy, seed, avoided)
                 if where is None:
-                    _undo(floor, found, shape)
+                    _undo(floor, wish, found)
                     return ()
                 found.append(where)
         except StrategyError:
-            _undo(floor, found, shape)
+            _undo(floor, wish, found)
             raise
         places += sorted(Counter(each.node for each in found[first:]).items())
     return tuple(places)
 
 
-def _undo(floor: Floor, found: Iterable[Place], shape: Shape) -> None:
+def _undo(floor: Floor, wish: Wish, found: Iterable[Place]) -> None:
     for each in found:
-        floor.take_back(each, shape.requests)
+        floor.take_back(wish, each, wish.shape.requests)
 
 
 def _free(floor: Floor, shape: Shape, gang: Gang, avoided: Collection[str] = ()) -> Slots:

@@ -77,6 +77,8 @@ def job_manifest(workload: WorkloadView, assignment: Assignment, settings: Setti
     }
     if assignment.backfill is not None:
         manifest["metadata"]["annotations"][naming.BACKFILL_ANNOTATION] = str(int(assignment.backfill))
+    if assignment.lent:
+        manifest["metadata"]["annotations"][naming.LENT_ANNOTATION] = "true"
     if assignment.booking is not None:
         manifest["spec"]["template"]["metadata"]["annotations"] |= {
             naming.CONSUME_ANNOTATION: assignment.booking.request,

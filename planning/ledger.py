@@ -62,6 +62,7 @@ def after_deciding(ledger: Ledger, decision: Decision) -> Ledger:
         rooms={uid: places for uid, places in rooms.items() if uid in clearing},
         provisioning=provisioning,
         spared=spared,
+        reserved=ledger.reserved if decision.reserved is None else decision.reserved,
     )
 
 
@@ -118,6 +119,7 @@ def after_carrying_out(
         ledger.rooms,
         {u: p for u, p in ledger.provisioning.items() if not (u in undone and p.state == "ordered")},
         dict(list({**ledger.spared, **spared}.items())[-_SPARED:]),
+        ledger.reserved,
     )
 
 

@@ -16,6 +16,7 @@ from crds.gpuworkload import GPUWorkloadSpec
 
 if TYPE_CHECKING:
     from planning.profiles import Profile
+    from planning.windows import ReservationView
 
 # Thousandths of a GPU: requests may ask for a part of one.
 WHOLE = 1000
@@ -130,6 +131,7 @@ class JobView:
     places: Places = ()
     done: frozenset[int] = frozenset()  # of a gang: the indices of those that have ended well
     missing: int = 0  # of a gang: pods that the Job controller has yet to create; 0 once one has failed
+    lent: bool = False  # it was given what is reserved, since it could be stopped: an edit of that changes nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +262,7 @@ class Assignment:
     backfill: float | None = None  # what it gets is kept for somebody else: until when it may have it (0: on demand)
     places: Places = ()
     booking: Booking | None = None
+    lent: bool = False  # what it gets is reserved: those of the GPUReservation may have it back at any time
 
 
 # Nodes remembered for a workload: enough for the usual cause (a zone, a kind of node), small in every history.
@@ -319,6 +322,7 @@ class Ledger:
     rooms: where room is being made for those, so that of several none takes another's; pods by node.
     provisioning: workloads for which a node is ordered, may be soon, or was in vain.
     spared: workloads whose Job could not be stopped when somebody was to get its place -> until when none tries again.
+    reserved: the GPUs that are kept on each node for a GPUReservation, by its UID.
     """
 
     in_flight: dict[str, Assignment] = field(default_factory=dict)
@@ -333,6 +337,7 @@ class Ledger:
     rooms: dict[str, Places] = field(default_factory=dict)
     provisioning: dict[str, Provisioning] = field(default_factory=dict)
     spared: dict[str, float] = field(default_factory=dict)
+    reserved: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,6 +354,7 @@ class Snapshot:
     workloads_version: int = 0
     quotas: tuple[QuotaView, ...] = ()
     profiles: tuple[Profile, ...] = ()
+    reservations: tuple[ReservationView, ...] = ()
 
     def by_uid(self) -> dict[tuple[str, str], WorkloadView]:
         """The workloads by namespace and UID: a label alone would let any namespace pose as another's."""
@@ -489,3 +495,4 @@ class Decision:
     provisioning: dict[str, Provisioning] = field(default_factory=dict)  # what changed in the ledger's, by UID
     unprovisioned: list[str] = field(default_factory=list)  # UIDs of which the ledger need not remember that any more
     stoppable: list[str] = field(default_factory=list)  # UIDs that were spared long enough: they may be tried again
+    reserved: dict[str, dict[str, int]] | None = None  # the ledger's from now on; None: as it was

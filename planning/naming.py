@@ -33,6 +33,7 @@ SPEC_HASH_ANNOTATION = f"{GROUP}/spec-hash"  # on a Job: of the spec that it was
 PREEMPTED_ANNOTATION = f"{GROUP}/preempted"  # on a Job that the ledger suspended: for whom
 BACKFILL_ANNOTATION = f"{GROUP}/backfill"  # on a Job whose room is kept for a workload before it: until when, or 0
 GENERATION_ANNOTATION = f"{GROUP}/generation"  # on a ProvisioningRequest: of the workload that it was made for
+LENT_ANNOTATION = f"{GROUP}/lent"  # on a Job that has reserved GPUs as it could be stopped: "true"
 WITHDRAWN_ANNOTATION = f"{GROUP}/withdrawn"  # on a Job that the ledger takes back: why
 SIMULATED_LABEL = f"{GROUP}/simulated"  # on a node that nobody runs anything on: "true"
 

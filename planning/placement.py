@@ -6,9 +6,9 @@ For the planner activity. Here is gathered who wants a place and what is there; 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import chain
+from functools import partial
 from math import inf
 
 from crds.settings import Settings
@@ -23,7 +23,6 @@ from planning.memory import Memory
 from planning.model import (
     Assignment,
     Decision,
-    Defaults,
     Lately,
     Ledger,
     Snapshot,
@@ -36,8 +35,10 @@ from planning.preemption import Preemptor, candidates, next_stoppable, no_longer
 from planning.provisioning import Orders
 from planning.queue import in_order, turn_in_queue
 from planning.quotas import Books, opened, remembered
+from planning.reservations import Reservations
 from planning.strategy_names import not_installed, strategy_name
 from planning.turns import NEXT_ROUND, Told, Turns, wait
+from planning.windows import before_it_begins
 from planning.withdrawals import next_deadline, to_reconsider, withdrawals
 
 INVALID = "Invalid"
@@ -71,12 +72,15 @@ def decide(
     starting = list(gates.starts(snapshot, mine))
     if starting:
         _start(starting, snapshot, settings, memory, told)
-    queue = _queue(snapshot, ledger, settings, mine, promised, memory, told)
     held = list(holdings(snapshot, promised, mine))
-    floor = Floor(snapshot, settings, room(snapshot.nodes, held), memory)
+    left = room(snapshot.nodes, held)
+    reservations = Reservations(snapshot, ledger.reserved)
+    reservations.settle(snapshot, held, promised, left, settings.gpu_resource)
+    queue = _queue(snapshot, ledger, settings, mine, promised, memory, told, reservations)
+    floor = Floor(snapshot, settings, left, memory, reservations.claims())
     books = opened(snapshot, held)
     reconsidered = to_reconsider(snapshot, mine, ledger)
-    stoppable = candidates(snapshot, mine, settings, ledger.spared) if queue else []
+    stoppable = candidates(snapshot, mine, settings, ledger.spared, reservations) if queue else []
     preemptor = Preemptor(floor, books, held, stoppable, snapshot.by_uid(), snapshot.now)
     orders = Orders.of(settings.provisioning, ledger, floor, queue, snapshot.now)
     turns = Turns(floor, books, preemptor, orders, told, ledger, snapshot.now, seed, reconsidered, held)
@@ -84,12 +88,21 @@ def decide(
     def has_word(wish: Wish) -> bool:
         return ledger.clearing.get(wish.view.uid) == wish.view.generation
 
-    promised_room = [wish for wish in queue if has_word(wish)]
-    turns.hold(promised_room)
-    rest = [wish for wish in queue if not has_word(wish)]
-    order = in_order(rest, lambda wish: (wish.view, wish.need), books, ledger.lately, snapshot.now)
+    # Before all others, for nobody else may have what is theirs: now, and then soon.
+    in_window = [wish for wish in queue if wish.window is not None and wish.window.during(snapshot.now)]
+    about_to = [wish for wish in queue if wish.window is not None and not wish.window.during(snapshot.now)]
+    promised_room = [wish for wish in queue if has_word(wish) and wish.window is None]
+    rest = [wish for wish in queue if not has_word(wish) and wish.window is None]
+
+    def in_turn() -> Iterator[Wish]:
+        for group in (in_window, about_to):
+            yield from sorted(group, key=lambda wish: turn_in_queue(wish.view))
+        turns.hold(promised_room)
+        yield from sorted(promised_room, key=lambda wish: turn_in_queue(wish.view))
+        yield from in_order(rest, lambda wish: (wish.view, wish.need), books, ledger.lately, snapshot.now)
+
     waiting = {wish.view.uid for wish in queue}
-    for wish in chain(sorted(promised_room, key=lambda wish: turn_in_queue(wish.view)), order):
+    for wish in in_turn():
         if len(told.decision.assignments) >= limit:
             told.more = True
             told.reasons[NEXT_ROUND] += len(waiting)
@@ -103,6 +116,7 @@ def decide(
         gates.next_look(starting, settings, snapshot.now),
         next_stoppable(snapshot, mine, settings) if told.queued else None,
         orders.due_in if orders.due_in < inf else None,
+        reservations.next_change(),
     )
     return replace(
         told.decision,
@@ -120,6 +134,7 @@ def decide(
         orders=orders.placed,
         provisioning=orders.changed,
         unprovisioned=orders.dropped(waiting),
+        reserved=reservations.recorded(),
     )
 
 
@@ -142,7 +157,7 @@ def _start(starting: list[gates.Start], snapshot: Snapshot, settings: Settings, 
 
 def _queue(
     snapshot: Snapshot, ledger: Ledger, settings: Settings, mine: Belongings, promised: Mapping[str, Assignment],
-    memory: Memory, told: Told,
+    memory: Memory, told: Told, reservations: Reservations,
 ) -> list[Wish]:  # fmt: skip
     """All that want a place now; who does not, or not yet, is told why."""
     queue: list[Wish] = []
@@ -153,7 +168,7 @@ def _queue(
         jobs = mine.jobs.get((view.namespace, view.uid), ())
         if any(job.attempt >= turn.attempt or not (job.finished or job.deleting) for job in jobs):
             continue  # its Job is there, and tells what comes next; one that goes on is as good as its turn's
-        found = _examine(view, turn, ledger, settings, snapshot.defaults, memory)
+        found = _examine(view, turn, ledger, settings, snapshot, memory, reservations)
         if isinstance(found, Wish):
             if not jobs and (view.namespace, view.uid) not in mine.pods:
                 queue.append(found)
@@ -166,7 +181,7 @@ def _queue(
             told.reasons[UNKNOWN_STRATEGY] += 1
         if found.reason == status.EXAMINING:
             entries = told.decision.examine
-        elif status.shows(view, found.reason):
+        elif status.tells(view, found.reason, partial(str, found.message)):
             continue
         elif found.reason == WAITING_FOR_PODS and (status.shows(view, WITHDRAWN) or status.shows(view, PREEMPTED)):
             continue  # that tells more
@@ -178,8 +193,9 @@ def _queue(
 
 
 def _examine(
-    view: WorkloadView, turn: Turn, ledger: Ledger, settings: Settings, defaults: Defaults, memory: Memory
-) -> Wish | Waiting:
+    view: WorkloadView, turn: Turn, ledger: Ledger, settings: Settings, snapshot: Snapshot, memory: Memory,
+    reservations: Reservations,
+) -> Wish | Waiting:  # fmt: skip
     """The workload as the queue sees it, or why it is not (or not yet) in the queue."""
     spec = view.spec
     if spec is None:
@@ -187,7 +203,7 @@ def _examine(
     refused = spec_refusal(spec, settings)
     if refused:
         return wait(view, INVALID, refused)
-    name, source = strategy_name(spec, view.namespace, defaults)
+    name, source = strategy_name(spec, view.namespace, snapshot.defaults)
     if missing := not_installed(name, source):
         return wait(view, UNKNOWN_STRATEGY, missing)
     if spec.suspend:
@@ -197,7 +213,15 @@ def _examine(
             return wait(view, TEMPLATE_REFUSED, "the API server refused spec.template in a dry run; edit the spec")
         if ledger.accepted.get(view.uid) != view.generation:
             return wait(view, status.EXAMINING, "the template is being checked by a dry run")
-    return Wish(view, turn, memory.shape(spec, settings), name, spec.retry_policy.max_retries, gang_of(spec))
+    if missing := reservations.unusable(view):
+        return wait(view, status.NO_RESERVATION, missing)
+    window = reservations.of(view)
+    if window is not None and snapshot.now < window.opens:
+        # Not counted among those in the queue: nothing that happens until then is any news to it.
+        return wait(view, status.WAITING_FOR_RESERVATION, before_it_begins(window))
+    deadline, shape, limit = spec.active_deadline_seconds, memory.shape(spec, settings), spec.retry_policy.max_retries
+    until = inf if deadline is None else snapshot.now + deadline
+    return Wish(view, turn, shape, name, limit, gang_of(spec), until, window)
 
 
 def _lately(books: Books, ledger: Ledger, now: float) -> dict[str, Lately]:

@@ -8,7 +8,7 @@ to come is not known.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from heapq import heapify, heappush, nsmallest
+from heapq import heapify, heappop, heappush, nsmallest
 
 from crds.settings import Settings
 from planning.durations import Durations
@@ -16,6 +16,8 @@ from planning.memory import Memory
 from planning.model import Assignment, JobView, Ledger, PodView, Snapshot, WorkloadView
 from planning.placement import decide
 from planning.places import ranks
+from planning.reservation_status import shown_nodes
+from planning.windows import window_of
 
 # Rounds that are looked ahead at most; in a large cluster fewer, for each looks at every node and workload, and each of
 # them lets more than one run end.
@@ -65,7 +67,8 @@ class _Future:
         job = JobView(
             f"future-{place.uid}", view.namespace, place.job_name, 0, place.uid, place.turn.attempt, place.turn.retries,
             place.node, place.requests, self.now, self.now, ready=True, counted=True, backfill=place.backfill,
-            active_deadline=view.spec.active_deadline_seconds if view.spec else None, places=place.places,
+            lent=place.lent, places=place.places,
+            active_deadline=view.spec.active_deadline_seconds if view.spec else None,
         )  # fmt: skip
         self.jobs[place.uid] = job
         for index, node in enumerate(ranks(place.places) or [place.node]):
@@ -101,7 +104,7 @@ def starts(snapshot: Snapshot, settings: Settings, share: float, uid: str = "") 
     _begin(future)
     # Whoever has a template and waits was examined.
     examined = {w.uid: w.generation for w in snapshot.workloads if w.spec is not None and w.spec.template is not None}
-    memory, ledger = Memory(), Ledger(accepted=examined)
+    memory, ledger = Memory(), Ledger(accepted=examined, reserved=shown_nodes(snapshot))
     rounds = max(10, min(_ROUNDS, _LOOKS // (len(snapshot.nodes) + len(snapshot.workloads) + 1)))
     for _ in range(rounds):
         decision = decide(future.snapshot(), ledger, settings, limit=_ASSIGNMENTS, seed=0, memory=memory)
@@ -120,12 +123,18 @@ def starts(snapshot: Snapshot, settings: Settings, share: float, uid: str = "") 
             break
         future.now = max(future.now, nsmallest(1 + len(future.ends) // rounds, future.ends)[-1][0])
         while future.ends and future.ends[0][0] <= future.now:
-            future.leave(future.ends[0][1], ended=True)
+            _, over = heappop(future.ends)
+            if over:
+                future.leave(over, ended=True)
     return found
 
 
 def _begin(future: _Future) -> None:
     seen = future.seen
+    moments = (moment for view in seen.reservations if (each := window_of(view)) for moment in (each.start, each.end))
+    future.ends = sorted(
+        (moment, "") for moment in moments if moment > seen.now
+    )  # of nobody: there is only a round due
     future.pods = {pod.uid: pod for pod in seen.pods if not pod.terminating}
     future.workloads = {
         view.uid: view for view in seen.workloads if not view.finished and not view.deleting and view.phase != "Pending"

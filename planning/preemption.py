@@ -2,8 +2,8 @@
 if it then fits, in its quota and on a node.
 
 For the placement round. Entitled against another is: within a tenant, a higher priority; between tenants, who stays
-within its nominal against who borrows; and whoever has room kept for it, against those that use the room meanwhile.
-None of these holds both ways, so no two can stop each other in turn.
+within its nominal against who borrows; and whoever has room kept for it, by a GPUReservation too, against those that
+use the room meanwhile. None of these holds both ways, so no two can stop each other in turn.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from planning.model import JobView, NodeView, Resources, Snapshot, WorkloadView
 from planning.places import Gang, times
 from planning.queue import turn_in_queue
 from planning.quotas import Books, above, firm, vector
+from planning.reservations import ALL, Reservations
 
 # What a round may spend: preemptors served, victims of one (more for a large gang) and of all, searches for one tenant.
 _SERVED = 8
@@ -37,7 +38,8 @@ SPARED = 600.0
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A running Job. `held`: what its pods hold, by node, in all `requests`; `lost`: the GPU-seconds of its run so far;
-    `firm`: it may not be preempted, but for what it should not have; `young`: it has not run for the minimum.
+    `firm`: it may not be preempted, but for what it should not have; `young`: it has not run for the minimum;
+    `reserved`: it is in the window of its GPUReservation, where nobody stops it.
     """
 
     job: JobView
@@ -47,6 +49,7 @@ class Candidate:
     lost: float
     firm: bool
     young: bool
+    reserved: bool = False
 
     @property
     def cost(self) -> tuple[bool, int, float, str, str]:
@@ -64,7 +67,7 @@ class Clearing:
 
 
 def candidates(
-    snapshot: Snapshot, mine: Belongings, settings: Settings, spared: Mapping[str, float]
+    snapshot: Snapshot, mine: Belongings, settings: Settings, spared: Mapping[str, float], reservations: Reservations
 ) -> list[Candidate]:
     """Everything that runs and might be stopped for somebody, the cheapest first. `spared`: the ledger's."""
     found, tried = [], set(no_longer_spared(spared, snapshot.now))
@@ -88,8 +91,13 @@ def candidates(
             since = job.started if job.started is not None else job.created
             age = max(0.0, snapshot.now - since)
             young = age < settings.minimum_runtime_seconds
+            window = reservations.of(view)
+            inside = window is not None and window.during(snapshot.now)
+            if reservations.over(view):
+                job = replace(job, backfill=0.0)  # its window may have been cut short since it began
             by_node = {name: each.as_resources() for name, each in held.items()}
-            found.append(Candidate(job, view, by_node, asked.as_resources(), age * asked.gpus, firm(view), young))
+            lost = age * asked.gpus
+            found.append(Candidate(job, view, by_node, asked.as_resources(), lost, firm(view), young, inside))
     return sorted(found, key=lambda each: each.cost)
 
 
@@ -144,7 +152,7 @@ class Preemptor:
             return None
         view, is_firm = wish.view, firm(wish.view)
         account, rank = self._books.tenant(view.namespace), view.spec.priority_value if view.spec else 0
-        key = (account.name, wish.kind, is_firm, head)
+        key = (account.name, wish.kind, is_firm, head, wish.window and wish.window.uid)
         if self._in_vain.get(key, rank - 1) >= rank or self._searches[account.name] >= _SEARCHES:
             return None
         self._searches[account.name] += 1
@@ -171,7 +179,10 @@ class Preemptor:
                 self._coming.setdefault(node, Room(0, 0, 0, 0)).give_back(held)
                 self._leaving.append(Holding(each.view.namespace, each.view.uid, node, held, True))
         for node, pods in found.places.items():
-            self._floor.reserve(node, times(wish.shape.requests, pods))
+            if wish.window is not None:
+                self._floor.hold_reserved(wish, wish.window, node)
+            else:
+                self._floor.reserve(wish, node, times(wish.shape.requests, pods))
         self._books.take(wish.view.namespace, wish.need, firm=firm(wish.view))
 
     def _kind(self, holding: Holding) -> bool:
@@ -184,7 +195,9 @@ class Preemptor:
                 return None
             if wish.gang is not None:
                 return self._for_gang(wish, wish.gang, chosen, head)
-            options = [each for node in self._floor.allowed(wish.shape) if (each := self._on(node, wish, chosen, head))]
+            window, shape = wish.window, wish.shape
+            nodes = self._floor.allowed(shape) if window is None else self._floor.suited(shape, window)
+            options = [each for node in nodes if (each := self._on(node, wish, chosen, head))]
             return min(options, key=lambda each: (_price(each), *each.places), default=None)
 
     def _for_gang(self, wish: Wish, gang: Gang, chosen: list[Candidate], head: bool) -> Clearing | None:
@@ -205,16 +218,16 @@ class Preemptor:
         self, nodes: list[NodeView], wish: Wish, pods: int, chosen: list[Candidate], head: bool
     ) -> Clearing | None:
         """Who must go from these nodes, beside those chosen for the quota, so that all of so many pods fit there."""
-        need, names = wish.shape.requests, {node.name for node in nodes}
+        names = {node.name for node in nodes}
         free = {name: self._free(name, chosen) for name in names}
-        fits = {name: slots(need, room) for name, room in free.items()}
+        fits = {name: self._slots(name, wish, room) for name, room in free.items()}
         more: list[Candidate] = []
 
         def stop(each: Candidate, sign: int) -> None:
             """It goes, or stays after all."""
             for name in each.held.keys() & names:
                 (free[name].give_back if sign > 0 else free[name].take)(each.held[name])
-                fits[name] = slots(need, free[name])
+                fits[name] = self._slots(name, wish, free[name])
 
         with self._without(more):
             steps = [step for name in sorted(names) if (step := self._step(name, wish, free[name], chosen, head))]
@@ -244,14 +257,14 @@ class Preemptor:
         self, node: str, wish: Wish, free: Room, stopped: list[Candidate], head: bool
     ) -> tuple[tuple[float, ...], str, tuple[Candidate, ...]] | None:
         """Who must go from a node so that one more pod fits there; the cheapest step comes first."""
-        need, left, going = wish.shape.requests, replace(free), list[Candidate]()
-        before = slots(need, left)
+        left, going = replace(free), list[Candidate]()
+        before = self._slots(node, wish, left)
         for each in self._by_node.get(node, ()):
             if each in stopped or not self._entitled(wish, each, head):
                 continue
             going.append(each)
             left.give_back(each.held[node])
-            if gained := slots(need, left) - before:
+            if gained := self._slots(node, wish, left) - before:
                 lost = sum(one.lost for one in going) / gained
                 return (going[-1].cost[1], len(going) / gained, lost), node, tuple(going)
         return None
@@ -293,12 +306,15 @@ class Preemptor:
     def _on(self, node: NodeView, wish: Wish, chosen: list[Candidate], head: bool) -> Clearing | None:
         """Who must go from this node, beside those chosen for the quota; None if it cannot be cleared."""
         need, free = wish.need, self._free(node.name, chosen)
+        if lacking(need, self._allowed(node.name, wish)):
+            return None
         more: list[Candidate] = []
         with self._without(more):
             for each in self._by_node.get(node.name, ()):
                 if not lacking(need, free) or len(more) + len(chosen) >= _VICTIMS:
                     break
-                if each not in chosen and self._entitled(wish, each, head):
+                entitled = self._entitled(wish, each, head) or self._uses_its_window(wish, each, node.name)
+                if each not in chosen and entitled:
                     free.give_back(each.held[node.name])
                     self._stop(each, more)
         if lacking(need, free):
@@ -334,7 +350,7 @@ class Preemptor:
     def _entitled(self, wish: Wish, each: Candidate, head: bool) -> bool:
         """Whether this workload may stop that one, as the books stand."""
         mine, theirs = (self._books.tenant(view.namespace) for view in (wish.view, each.view))
-        if each.job.uid in self._gone or each.view.uid == wish.view.uid:
+        if each.job.uid in self._gone or each.view.uid == wish.view.uid or each.reserved:
             return False
         within, borrowing = not self._books.borrows(mine, wish.need), self._books.borrows(theirs)
         if head and self._had_on_demand(each):
@@ -347,8 +363,25 @@ class Preemptor:
             return turn_in_queue(wish.view)[0] < turn_in_queue(each.view)[0]
         return within and borrowing and mine.nominal[0] is not None
 
+    def _allowed(self, node: str, wish: Wish) -> Room:
+        """The most that may be the workload's on the node: the rest is kept for GPUReservations, whoever is stopped."""
+        claim = self._floor.claims.get(node)
+        return claim.slack(wish.stays) if claim is not None and wish.window is None else ALL
+
+    def _slots(self, node: str, wish: Wish, free: Room) -> int:
+        """How many of the workload's pods fit there."""
+        need = wish.shape.requests
+        return min(slots(need, free), slots(need, self._allowed(node, wish)))
+
+    def _uses_its_window(self, wish: Wish, each: Candidate, node: str) -> bool:
+        """Whether that one has, on this node of the workload's reservation, what was only lent to it."""
+        if wish.window is None or each.job.uid in self._gone or each.reserved:
+            return False
+        stoppable = not each.firm or each.job.lent or self._had_on_demand(each)
+        return stoppable and wish.window.left(node) > 0
+
     def _had_on_demand(self, each: Candidate) -> bool:
-        """Whether it has what is kept for the head of the queue, and no longer for sure."""
+        """Whether it has what is kept for somebody else, and no longer for sure."""
         return each.job.backfill is not None and self._now >= each.job.backfill
 
     def _free(self, node: str, stopped: Iterable[Candidate]) -> Room:

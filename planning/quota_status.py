@@ -15,6 +15,7 @@ from planning.capacity import Belongings, holdings
 from planning.model import Lately, QuotaView, Snapshot
 from planning.quotas import Account, Books, opened, recalled
 from planning.times import timestamp
+from planning.windows import ReservationView
 
 # Seconds between two writes of what is held.
 PAUSE = 10.0
@@ -112,21 +113,10 @@ def _status(
     view: QuotaView, books: Books, waiting: Mapping[str, int], lately: Mapping[str, Lately], now: float
 ) -> dict[str, Any]:
     problem = str(next(iter(books.problems.get(view.name, ())), ""))
-    before = next((c for c in _conditions(view.status) if c.get("type") == "Valid"), {})
-    value = "False" if problem else "True"
-    same = before.get("status") == value and isinstance(before.get("lastTransitionTime"), str)
+    reason = "Misconfigured" if problem else "Valid"
     status: dict[str, Any] = {
         "observedGeneration": view.generation,
-        "conditions": [
-            {
-                "type": "Valid",
-                "status": value,
-                "observedGeneration": view.generation,
-                "lastTransitionTime": before["lastTransitionTime"] if same else timestamp(now),
-                "reason": "Misconfigured" if problem else "Valid",
-                "message": problem,
-            }
-        ],
+        "conditions": [condition(view, "Valid", not problem, reason, problem, now)],
     }
     account = books.accounts.get(view.name)
     if account is None:
@@ -137,6 +127,23 @@ def _status(
         status["share"] = _percent(books.share(account))
         status["lately"] = _percent(recalled(lately.get(view.name), now))
     return status
+
+
+def condition(
+    view: QuotaView | ReservationView, kind: str, holds: bool, reason: str, message: str, now: float
+) -> dict[str, Any]:
+    """The condition as it is due; it changed now unless the status shows that it held, or did not, before."""
+    before = next((c for c in conditions(view.status) if c.get("type") == kind), {})
+    value = "True" if holds else "False"
+    same = before.get("status") == value and isinstance(before.get("lastTransitionTime"), str)
+    return {
+        "type": kind,
+        "status": value,
+        "observedGeneration": view.generation,
+        "lastTransitionTime": before["lastTransitionTime"] if same else timestamp(now),
+        "reason": reason,
+        "message": message,
+    }
 
 
 def _borrowed(account: Account) -> list[int]:
@@ -159,6 +166,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def _conditions(status: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+def conditions(status: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+    """The conditions that a status shows."""
     found = status.get("conditions")
     return [item for item in found if isinstance(item, Mapping)] if isinstance(found, list) else []

@@ -9,7 +9,7 @@ Scheduled = a Job was created on a node; Running; Succeeded; Failed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from crds.gpuworkload import SHOWN_NODES
@@ -20,11 +20,15 @@ from planning.times import timestamp
 
 Status = dict[str, Any]
 
-NOT_ACCEPTED = frozenset({"Invalid", "UnknownStrategy", "TemplateRefused"})
+NO_RESERVATION = "NoReservation"
+WAITING_FOR_RESERVATION = "WaitingForReservation"
+NOT_ACCEPTED = frozenset({"Invalid", "UnknownStrategy", "TemplateRefused", NO_RESERVATION})
 SUSPENDED = "Suspended"
 ACCEPTED = "Accepted"
 EXAMINING = "Examining"  # the template is being dry-run; accepted or refused next
 
+# Reasons under which different things are told, one after the other, that do not change by themselves.
+_TOLD_ANEW = frozenset({NO_RESERVATION, WAITING_FOR_RESERVATION})
 _MESSAGE_LIMIT = 4096
 _EXPECTED = "; expected to start at "
 _DECISIONS = 10
@@ -120,6 +124,13 @@ def shows(view: WorkloadView, reason: str) -> bool:
     if view.phase != ("Pending" if outside else "Scheduling"):
         return False
     return condition(view, "Scheduled").get("reason") == reason
+
+
+def tells(view: WorkloadView, reason: str, message: Callable[[], str]) -> bool:
+    """Whether the status need not be written to tell that: it shows the reason, and the message where that matters."""
+    if not shows(view, reason):
+        return False
+    return reason not in _TOLD_ANEW or str(view.status.get("message") or "").split(_EXPECTED)[0] == message()
 
 
 def condition(view: WorkloadView, kind: str) -> Mapping[str, Any]:

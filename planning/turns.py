@@ -37,12 +37,15 @@ from planning.provisioning import PROVISIONING, Orders
 from planning.quotas import Books, firm, topmost
 from planning.strategies import StrategyError
 from planning.strategies.random import Random
+from planning.windows import Window, before_it_begins, when_all_is_used
 
 STRATEGY_FAILED = "StrategyFailed"
 WAITING_FOR_CAPACITY = "WaitingForCapacity"
 WAITING_FOR_QUOTA = "WaitingForQuota"
 PREEMPTING = "Preempting"
 NEXT_ROUND = "NextRound"  # this one was full
+# In place of a strategy, which has no choice there.
+BY_RESERVATION = "reservation"
 
 # A decision goes through a history and must stay far below 1 MiB (law 4): beyond this the rest is left to the next
 # round. An entry's own size is its message and about this much for names and punctuation.
@@ -93,7 +96,7 @@ class Told:
     def waits(self, view: WorkloadView, reason: str, message: Callable[[], str]) -> None:
         """The workload stays in the queue, and is told why unless it is told already."""
         self.reasons[reason] += 1
-        if not status.shows(view, reason) and self.affords(text := message()):
+        if not status.tells(view, reason, message) and self.affords(text := message()):
             self.decision.waiting.append(wait(view, reason, text))
 
     def judged(self, wish: Wish, reason: str, message: str) -> None:
@@ -138,14 +141,14 @@ class Turns:
             for node, pods in self.ledger.rooms.get(wish.view.uid, ()):
                 if node in self.floor.left:
                     need = times(wish.shape.requests, pods)
-                    room.append((self.floor.reserve(node, need), need))
+                    room.append((self.floor.reserve(wish, node, need), need))
             self.books.take(wish.view.namespace, wish.need, firm=firm(wish.view))
 
     def take(self, wish: Wish) -> None:
         """The workload's turn."""
         if wish.view.uid in self.rooms:
             for place, held in self.rooms[wish.view.uid]:
-                self.floor.take_back(place, held)
+                self.floor.take_back(wish, place, held)
             self.books.give_back(wish.view.namespace, wish.need, firm=firm(wish.view))
         self._take(wish)
 
@@ -170,6 +173,9 @@ class Turns:
                 return
         else:
             before = None
+        if wish.window is not None:
+            self._in_its_window(wish, wish.window)
+            return
         if wish.gang is not None and not self._affords(wish.gang):
             told.reasons[NEXT_ROUND] += 1
             return
@@ -195,6 +201,23 @@ class Turns:
         else:
             self.floor.full.add(wish.kind)
             self._lacks_room(wish)
+
+    def _in_its_window(self, wish: Wish, window: Window) -> None:
+        """A place on its reservation's GPUs; while the window is only about to begin, nobody else gets that."""
+        avoided = self.ledger.avoided.get(wish.view.uid)
+        node = self.floor.take_reserved(wish, window, avoided.nodes if avoided else ())
+        waits: Callable[[], str] = partial(before_it_begins, window)
+        if node:
+            self.books.take(wish.view.namespace, wish.shape.requests, firm=firm(wish.view))
+            if window.during(self.now):
+                place = replace(_assignment(wish, node, BY_RESERVATION), backfill=window.end)
+                self.told.decision.assignments.append(place)
+                return
+        elif self._cleared(wish, head=False):
+            return
+        elif window.during(self.now):
+            waits = partial(when_all_is_used, window, wish.shape.requests.gpus)
+        self.told.waits(wish.view, status.WAITING_FOR_RESERVATION, waits)
 
     def _never(self, wish: Wish) -> str:
         """Why the workload could not run even if all nodes were empty; '' if it could."""
@@ -299,7 +322,7 @@ class Turns:
         """Whether room is being made for the workload; who must go is told to."""
         found = self.preemptor.clear(wish, head=head)
         known = self.ledger.clearing.get(wish.view.uid) == wish.view.generation
-        if found is None or not (found.victims or known):
+        if found is None or not (found.victims or known or wish.window):
             return False  # what comes free by itself is nobody's yet
         self.preemptor.reserve(wish, found)
         self.awaiting.add(wish.view.uid)
@@ -335,17 +358,14 @@ class Turns:
         if wish.gang is not None:
             return None
         for kept in self.floor.kept:
-            ends = self._ends(wish, kept)
+            ends = kept.start is not None and wish.until <= kept.start
             if (ends or not firm(wish.view)) and self.floor.take_kept(wish, kept):
                 return replace(_assignment(wish, kept.node, wish.strategy), backfill=kept.start if ends else 0.0)
-        return None
-
-    def _ends(self, wish: Wish, kept: Kept) -> bool:
-        """Whether it will have ended when the room is needed."""
-        spec = wish.view.spec
-        if kept.start is None or spec is None or spec.active_deadline_seconds is None:
-            return False
-        return self.now + spec.active_deadline_seconds <= kept.start
+        found = self.floor.take_claimed(wish)
+        if found is None:
+            return None
+        node, until = found
+        return replace(_assignment(wish, node, wish.strategy), backfill=until, lent=not firm(wish.view))
 
     def _releases(self) -> dict[str, list[tuple[float, Resources]]]:
         """By node, what is held there and when it will be free at the latest."""
@@ -353,6 +373,8 @@ class Turns:
             for each in self.held:
                 moment = self.now if each.leaving else each.until if each.until is not None else inf
                 self.releases.setdefault(each.node, []).append((max(moment, self.now), each.requests))
+            for node, claim in self.floor.claims.items():
+                self.releases.setdefault(node, []).append(claim.kept())
         return self.releases
 
 

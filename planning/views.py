@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from crds.gpuquota import GPUQuotaSpec
+from crds.gpureservation import GPUReservationSpec
 from crds.gpuworkload import MAX_INT32, GPUWorkloadSpec, serialised_size
 from planning.model import (
     TOMBSTONES,
@@ -31,6 +32,7 @@ from planning.naming import (
     GATE,
     GENERATION_ANNOTATION,
     INDEX_KEY,
+    LENT_ANNOTATION,
     NODE_ANNOTATION,
     PLACES_ANNOTATION,
     PREEMPTED_ANNOTATION,
@@ -45,6 +47,7 @@ from planning.places import places_from, pods_in
 from planning.podspecs import mapping, mappings, pod_requests, resources_of, text
 from planning.quantities import amounts, whole
 from planning.times import seconds
+from planning.windows import ReservationView
 
 _STATUS_LIMIT = 64 * 1024
 _MESSAGE_LIMIT = 1024
@@ -174,6 +177,7 @@ def job_view(raw: object) -> JobView | None:
         places=places,
         done=_indices(status.get("completedIndexes"), pods_in(places)),
         missing=_missing(status, pods_in(places)),
+        lent=LENT_ANNOTATION in annotations,
     )
 
 
@@ -185,19 +189,31 @@ def all_ready(status: Mapping[str, Any], pods: int) -> bool:
 
 def quota_view(raw: object) -> QuotaView:
     """A GPUQuota; what the models refuse has no spec, and says why."""
-    quota = mapping(raw)
-    meta, status = mapping(quota.get("metadata")), mapping(quota.get("status"))
-    spec, invalid = GPUQuotaSpec.parse(quota.get("spec"))
-    return QuotaView(
-        name=text(meta.get("name")),
-        uid=text(meta.get("uid")),
-        resource_version=_integer(meta.get("resourceVersion")),
-        generation=_integer(meta.get("generation")),
-        created=seconds(meta.get("creationTimestamp")) or 0.0,
-        spec=spec,
-        invalid=invalid,
-        status=status if serialised_size(status, _STATUS_LIMIT) <= _STATUS_LIMIT else {},
+    spec, invalid = GPUQuotaSpec.parse(mapping(raw).get("spec"))
+    return QuotaView(*_identity(raw), spec, invalid, _bounded_status(raw))
+
+
+def reservation_view(raw: object) -> ReservationView:
+    """A GPUReservation; what the models refuse has no spec, and says why."""
+    spec, invalid = GPUReservationSpec.parse(mapping(raw).get("spec"))
+    return ReservationView(*_identity(raw), spec, invalid, _bounded_status(raw))
+
+
+def _identity(raw: object) -> tuple[str, str, int, int, float]:
+    """Name, UID, resourceVersion, generation and when it was created."""
+    meta = mapping(mapping(raw).get("metadata"))
+    return (
+        text(meta.get("name")),
+        text(meta.get("uid")),
+        _integer(meta.get("resourceVersion")),
+        _integer(meta.get("generation")),
+        seconds(meta.get("creationTimestamp")) or 0.0,
     )
+
+
+def _bounded_status(raw: object) -> Mapping[str, Any]:
+    status = mapping(mapping(raw).get("status"))
+    return status if serialised_size(status, _STATUS_LIMIT) <= _STATUS_LIMIT else {}
 
 
 def request_view(raw: object) -> RequestView:

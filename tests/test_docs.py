@@ -26,6 +26,8 @@ from pydantic.fields import FieldInfo
 
 from crds.gpumodelprofile import GPUModelProfileStatus
 from crds.gpuquota import GPUQuotaSpec
+from crds.gpureservation import GPUReservationSpec
+from crds.gpureservation import Phase as ReservationPhase
 from crds.gpuworkload import (
     MUTABLE,
     ConditionType,
@@ -195,6 +197,9 @@ def documents() -> Iterator[tuple[str, dict[str, Any]]]:
             if language == "yaml":
                 for number, document in enumerate(yaml.safe_load_all(block)):
                     yield f"{named(page)}: {document['kind']} {document['metadata']['name']} ({number})", document
+    for file in sorted((ROOT / "examples").glob("*.yaml")):
+        for number, document in enumerate(yaml.safe_load_all(read(file))):
+            yield f"{named(file)}: {document['kind']} {document['metadata']['name']} ({number})", document
 
 
 @pytest.mark.parametrize(("where", "document"), [pytest.param(*entry, id=entry[0]) for entry in documents()])
@@ -210,6 +215,10 @@ def test_examples_are_valid(where: str, document: dict[str, Any]) -> None:
             assert document["apiVersion"] == "gpu.warp.dev/v1alpha1"
             quota, refused = GPUQuotaSpec.parse(document["spec"])
             assert quota is not None, refused
+        case "GPUReservation":
+            assert document["apiVersion"] == "gpu.warp.dev/v1alpha1"
+            reservation, refused = GPUReservationSpec.parse(document["spec"])
+            assert reservation is not None, refused
         case "ConfigMap":
             assert (metadata["namespace"], metadata["name"]) == (SETTINGS_NAMESPACE, SETTINGS_NAME)
             settings, refused = Settings.parse(yaml.safe_load(document["data"][SETTINGS_KEY]))
@@ -349,6 +358,16 @@ def test_every_reason_is_explained() -> None:
     assert {"JobFailed", "WaitingForCapacity", "NotRunning"} <= reasons(), "the search for reasons has become blind"
     missing = {reason for reason in reasons() if f"`{reason}`" not in text}
     assert not missing, f"docs/gpuworkload.md does not mention {sorted(missing)}"
+
+
+# --- docs/reservations.md ------------------------------------------------------------------------------------------
+
+
+def test_what_a_reservation_says_is_all_told() -> None:
+    page = ROOT / "docs" / "reservations.md"
+    told = {name for cell in rows(page, "The spec") for name in re.split(r"`, `", cell)}
+    assert told == {field.alias for field in GPUReservationSpec.model_fields.values()}
+    assert set(rows(page, "Looking")) == set(get_args(ReservationPhase))
 
 
 # --- docs/profiles.md ----------------------------------------------------------------------------------------------

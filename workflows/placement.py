@@ -46,8 +46,8 @@ LEARN_PAUSE = 60.0
 # Traces that wait for their workload's Job; beyond this new ones are not carried on.
 TRACES = 2000
 # Kinds whose changes concern the ledger even when nobody waits: a workload is new, its Job runs or vanished, or a
-# quota was edited.
-WORKLOAD_NEWS = frozenset({"gpuworkloads", "jobs", "gpuquotas"})
+# quota or a reservation was edited.
+WORKLOAD_NEWS = frozenset({"gpuworkloads", "jobs", "gpuquotas", "gpureservations"})
 RETRY = RetryPolicy(initial_interval=timedelta(milliseconds=500), maximum_interval=timedelta(seconds=15))
 
 
@@ -56,7 +56,7 @@ def newest(a: Versions, b: Versions) -> Versions:
     return {kind: max(a.get(kind, 0), b.get(kind, 0)) for kind in sorted({*a, *b})}
 
 
-def _effects(decision: Decision, lagging: int, quotas: int) -> dict[str, int]:
+def _effects(decision: Decision, lagging: int, quotas: int, reservations: int) -> dict[str, int]:
     """What there is to carry out, counted, under words for people."""
     found = {
         "placed": len(decision.assignments),
@@ -71,6 +71,7 @@ def _effects(decision: Decision, lagging: int, quotas: int) -> dict[str, int]:
         "ordered": len(decision.orders),
         "shown": lagging,
         "quotas shown": quotas,
+        "reservations shown": reservations,
     }
     return {what: count for what, count in found.items() if count}
 
@@ -158,7 +159,7 @@ class Placement:
         if result.behind and not result.restored:
             self._state.fresh = newest(self._state.fresh, fresh)
         # As it was decided, so that what is dropped from it changes no command.
-        if effects := _effects(result.decision, result.lagging, result.quotas):
+        if effects := _effects(result.decision, result.lagging, result.quotas, result.reservations):
             done = await workflow.execute_activity(
                 CARRY_OUT,
                 CarryOut(
@@ -173,9 +174,11 @@ class Placement:
                         provisioning={},
                         unprovisioned=[],
                         stoppable=[],
+                        reserved=None,
                     ),
                     {a.uid: self._traces.pop(a.uid) for a in decision.assignments if a.uid in self._traces},
                     self._state.ledger.lately if result.quotas else {},
+                    self._state.ledger.reserved if result.reservations else None,
                 ),
                 result_type=CarriedOut,
                 start_to_close_timeout=timedelta(minutes=5),

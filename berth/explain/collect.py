@@ -19,6 +19,7 @@ from kube.resources import (
     EVENTS,
     GPUMODELPROFILES,
     GPUQUOTAS,
+    GPURESERVATIONS,
     GPUWORKLOADS,
     JOBS,
     NAMESPACES,
@@ -55,7 +56,7 @@ async def collect(kubeconfig: Path | None, context: str | None, namespace: str, 
         async def read(kind: Resource, *, fields: str = "", labels: str = "") -> list[dict[str, Any]]:
             return (await kube.list(kind, field_selector=fields, label_selector=labels))[0]
 
-        quotas = await _quotas(kube)
+        quotas, reservations = await _granted(kube, GPUQUOTAS), await _granted(kube, GPURESERVATIONS)
         nodes, pods, jobs, workloads, namespaces, events = await asyncio.gather(
             read(NODES),
             read(PODS, fields=LIVE_PODS),
@@ -80,10 +81,12 @@ async def collect(kubeconfig: Path | None, context: str | None, namespace: str, 
             },
         ),
         quotas=tuple(views.quota_view(raw) for raw in quotas or ()),
+        reservations=tuple(views.reservation_view(raw) for raw in reservations or ()),
         profiles=tuple(profile for raw in profiles if (profile := profile_view(raw)) is not None),
     )
-    if quotas is None:
-        assumed = "; ".join(filter(None, (assumed, "you may not read GPUQuotas: they are left out")))
+    for kind, found in (("GPUQuotas", quotas), ("GPUReservations", reservations)):
+        if found is None:
+            assumed = "; ".join(filter(None, (assumed, f"you may not read {kind}: they are left out")))
     return Collected(snapshot, settings, sorted(events[0], key=happened)[-_EVENTS:], assumed)
 
 
@@ -93,10 +96,10 @@ def happened(event: dict[str, Any]) -> str:
     return str(series.get("lastObservedTime") or event.get("eventTime") or event.get("deprecatedLastTimestamp") or "")
 
 
-async def _quotas(kube: KubeClient) -> list[dict[str, Any]] | None:
+async def _granted(kube: KubeClient, kind: Resource) -> list[dict[str, Any]] | None:
     """None if they may not be read."""
     try:
-        return (await kube.list(GPUQUOTAS))[0]
+        return (await kube.list(kind))[0]
     except NotFound:
         return []  # an installation from before there were any
     except AccessDenied:

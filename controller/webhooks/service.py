@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -19,10 +20,11 @@ from controller.webhooks.server import Server
 from crds.settings import SETTINGS_NAME, SETTINGS_NAMESPACE, Settings
 from kube.client import KubeClient
 from kube.reflector import Change, Reflector
-from kube.resources import CONFIGMAPS, GPUQUOTAS, NAMESPACES, SECRETS
+from kube.resources import CONFIGMAPS, GPUQUOTAS, GPURESERVATIONS, NAMESPACES, NODES, SECRETS
 from planning.admission import Installation
-from planning.model import QuotaView
-from planning.views import quota_view
+from planning.model import NodeView, QuotaView
+from planning.views import node_view, quota_view, reservation_view
+from planning.windows import ReservationView
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +53,10 @@ class Webhooks:
             kube, NAMESPACES, project=_with_strategy, metadata_only=True
         )
         self.quotas: Reflector[QuotaView] = Reflector(kube, GPUQUOTAS, project=_quota)
+        self.reservations: Reflector[ReservationView] = Reflector(kube, GPURESERVATIONS, project=_reservation)
+        self.nodes: Reflector[NodeView] = Reflector(
+            kube, NODES, project=lambda raw: node_view(raw, self._settings.gpu_resource)
+        )
         named = partial(Reflector[Any], kube)
         self.settings_map: Reflector[Mapping[str, Any]] = named(
             CONFIGMAPS,
@@ -72,13 +78,22 @@ class Webhooks:
         return {
             "namespaces": self.namespaces,
             "gpuquotas": self.quotas,
+            "gpureservations": self.reservations,
+            "nodes": self.nodes,
             "configmaps": self.settings_map,
             "secrets": self.secret,
         }
 
     @property
     def installation(self) -> Installation:
-        return Installation(self._settings, dict(self.namespaces.items.values()), tuple(self.quotas.items.values()))
+        return Installation(
+            self._settings,
+            dict(self.namespaces.items.values()),
+            tuple(self.quotas.items.values()),
+            tuple(self.reservations.items.values()),
+            tuple(self.nodes.items.values()),
+            time.time(),
+        )
 
     @property
     def trouble(self) -> str:
@@ -90,9 +105,12 @@ class Webhooks:
     async def run(self) -> None:
         try:
             async with asyncio.TaskGroup() as group:
-                for reflector in self.reflectors.values():
-                    group.create_task(reflector.run())
                 group.create_task(self._serve())
+                group.create_task(self.settings_map.run())
+                await self.settings_map.synced.wait()  # it says which resource counts as a GPU
+                for reflector in self.reflectors.values():
+                    if reflector is not self.settings_map:
+                        group.create_task(reflector.run())
         finally:
             await self.server.close()
             log.info("admission webhooks have stopped; API servers take writes unchecked where nobody else answers")
@@ -140,6 +158,10 @@ class Webhooks:
 def _quota(raw: dict[str, Any]) -> QuotaView:
     """Without its status, which changes all the time and decides nothing here."""
     return quota_view({**raw, "status": {}})
+
+
+def _reservation(raw: dict[str, Any]) -> ReservationView:
+    return reservation_view({**raw, "status": {}})
 
 
 def _with_strategy(raw: dict[str, Any]) -> tuple[str, str] | None:

@@ -17,7 +17,7 @@ from activities.placements import Placements
 from activities.signatures import STATUS_LIMIT, CarryOut
 from crds.settings import Settings
 from kube.errors import AccessDenied, Conflict, Forbidden, NotFound, Unavailable
-from kube.resources import JOBS, PODS
+from kube.resources import GPURESERVATIONS, JOBS, PODS
 from planning.ledger import after_carrying_out, after_deciding
 from planning.model import (
     Assignment,
@@ -29,6 +29,7 @@ from planning.model import (
     Ledger,
     Pin,
     Resources,
+    Snapshot,
     Turn,
     Verdict,
     Waiting,
@@ -37,7 +38,8 @@ from planning.model import (
 )
 from planning.recommendation import Recommendation
 from planning.times import timestamp
-from planning.views import workload_view
+from planning.views import reservation_view, workload_view
+from tests.planning.builders import NOW, node, reservation, snapshot
 
 
 class Away:
@@ -67,6 +69,7 @@ class Cache:
     def __init__(self, *workloads: WorkloadView, jobs: tuple[JobView, ...] = ()) -> None:
         self.workloads, self.pods, self.nodes, self.quotas = Kept(*workloads), Kept(), Kept(), Kept()
         self.live_jobs = {job.uid: job for job in jobs}
+        self.reservations = Kept()
         self.recommended: Recommendation | None = None
 
     def recommendation(self, _: WorkloadView) -> Recommendation | None:
@@ -509,3 +512,41 @@ async def test_no_gate_is_lifted_unless_all_pods_are_there() -> None:
     kube = Pods(gated(1))
     await carry_out(Decision(pins=[PIN]), kube=kube)
     assert kube.patched == {}
+
+
+async def test_a_reservations_status_is_written_and_what_is_new_of_it_is_an_event() -> None:
+    keeps = replace(reservation("r", gpus=2, start=100, end=200), resource_version=5)
+
+    class Takes(Server):
+        async def merge_patch(
+            self, kind: Any, name: str, namespace: str, body: dict[str, Any], **how: Any
+        ) -> dict[str, Any]:
+            assert kind == GPURESERVATIONS and (name, how) == ("r", {"subresource": "status"})
+            assert body["metadata"] == {"uid": "uid-r", "resourceVersion": "5"}
+            self.patches.append(body["status"])
+            return {"metadata": {"uid": "uid-r", "name": "r", "resourceVersion": "6"}, "status": body["status"]}
+
+    class Watched(Cache):
+        def snapshot(self) -> Snapshot:
+            return snapshot([node("n", 8)], reservations=tuple(self.reservations.items.values()), now=NOW)
+
+    class Reservations(Kept):
+        def observe(self, raw: dict[str, Any]) -> None:
+            self.items["uid-r"] = replace(keeps, resource_version=6, status=reservation_view(raw).status)
+
+    cache, kube, told = Watched(), Takes(), list[dict[str, Any]]()
+    cache.reservations = Reservations(keeps)
+    events = SimpleNamespace(record=lambda **event: told.append(event))
+    placements = Placements(cast(Any, cache), cast(Any, kube), cast(Any, None), cast(Any, events))
+    for _ in range(2):
+        await ActivityEnvironment().run(placements.carry_out, CarryOut(Decision(), reserved={"uid-r": {"n": 2}}))
+    (status,), (event,) = kube.patches, told
+    assert (status["phase"], status["reserved"]) == ("Reserved", 2)
+    assert (event["type"], event["reason"], event["regarding"].kind) == ("Normal", "Reserved", "GPUReservation")
+    assert event["note"].startswith("2 GPUs are kept on node n from")
+
+
+async def test_without_the_ledgers_choice_nothing_is_said_of_reservations() -> None:
+    cache = Cache()
+    cache.reservations = Kept(reservation("r", gpus=2, start=100, end=200))
+    await carry_out(Decision(), cache=cache)

@@ -20,7 +20,7 @@ from planning import placement
 from planning.memory import Memory
 from planning.model import Decision, Ended, Ledger, Snapshot, WorkloadView
 from planning.profiles import SETTLE
-from tests.planning.builders import NOW, SETTINGS, node, promise, snapshot, workload
+from tests.planning.builders import NOW, SETTINGS, node, promise, reservation, snapshot, workload
 from tests.planning.test_prediction import running
 
 
@@ -115,6 +115,16 @@ async def test_a_forecast_that_fails_costs_nobody_a_place(monkeypatch: pytest.Mo
     for _ in range(2):
         result: DecideResult = await ActivityEnvironment().run(planner.decide, DecideRequest(Ledger(), {}, {}, 10, 7))
         assert result.decision.expected == []
+
+
+async def test_whoever_decides_next_knows_of_reservations_that_were_given_nodes() -> None:
+    keeps = replace(reservation("r", gpus=1, start=100, end=200), resource_version=4)
+    seen = replace(snapshot([node("n", 1)], reservations=[keeps]), jobs_version=5)
+    result: DecideResult = await ActivityEnvironment().run(
+        planner_beside(5, seen).decide, DecideRequest(Ledger(), {}, {}, 10, 7)
+    )
+    assert (result.decision.reserved, result.versions) == ({"uid-r": {"n": 1}}, {"gpureservations": 4})
+    assert result.reservations == 1, "its status is to tell"
 
 
 async def test_rounds_share_a_memory_unless_they_overlap(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from activities.signatures import DecideRequest
 from berth.telemetry import meter_provider
 from planning.model import Ledger, Snapshot
 from tests.activities.test_planner import Cache
-from tests.planning.builders import job, node, pod, quota, snapshot, workload
+from tests.planning.builders import NOW, job, node, pod, quota, reservation, snapshot, workload
 
 Read = Callable[[], dict[str, float]]
 
@@ -81,3 +81,17 @@ async def test_who_was_left_to_the_next_round_is_counted_as_such(read: Read) -> 
     await round_(snapshot([node("n", 8)], [workload(f"w{i}") for i in range(5)]), limit=2)
     assert (read()["berth_queue_depth"], read()['berth_waiting_workloads{reason="NextRound"}']) == (3, 3)
     assert read()["berth_promises_in_flight"] == 2
+
+
+async def test_reservations_are_read_until_they_end(read: Read) -> None:
+    keeps = reservation("r", gpus=3, start=-10, end=100)
+    running = job("h", "n", gpus=2, ready=True, counted=True)
+    views, pods = [workload("h", 2, spec={"reservation": "r"})], [pod("p", "n", of=running)]
+    await round_(snapshot([node("n", 4)], views, jobs=[running], pods=pods, reservations=[keeps]))
+    assert {name: value for name, value in read().items() if "reservation=" in name} == {
+        'berth_reservation_gpus_reserved{reservation="r"}': 3,
+        'berth_reservation_gpus_used{reservation="r"}': 2,
+        'berth_reservation_gpus_lent{reservation="r"}': 0,
+    }
+    await round_(snapshot([node("n", 4)], reservations=[keeps], now=NOW + 100))
+    assert not [name for name in read() if "reservation=" in name]

@@ -216,3 +216,15 @@ async def test_an_api_server_that_is_away_does_not_put_off_the_watch_of_requests
         watching = asyncio.create_task(mine._watch_requests())
         await until(lambda: mine.requests.synced.is_set())
         watching.cancel()
+
+
+@pytest.mark.parametrize("kind", ["gpuquotas", "gpureservations"])
+async def test_a_spec_that_changed_is_news_for_the_ledger_and_its_status_is_none(kind: str) -> None:
+    mine = controller(FakeTemporal())
+    show(mine.reflectors[kind], "q", 1)
+    assert mine.poker._ledger_seen == {kind: 1001}
+    mine.poker._ledger_seen = None
+    show(mine.reflectors[kind], "q", 1)
+    assert mine.poker._ledger_seen is None
+    mine.reflectors[kind]._remove("q", 1003)
+    assert mine.poker._ledger_seen == {kind: 1003}

@@ -17,10 +17,19 @@ from controller.webhooks import service
 from controller.webhooks.material import SECRET_NAME, SECRET_NAMESPACE, Material
 from controller.webhooks.service import DEFAULT, VALIDATE, Webhooks
 from crds.settings import SETTINGS_KEY, SETTINGS_NAME, SETTINGS_NAMESPACE
-from kube.resources import CONFIGMAPS, GPUQUOTAS, NAMESPACES, SECRETS
+from kube.resources import CONFIGMAPS, GPUQUOTAS, GPURESERVATIONS, NAMESPACES, NODES, SECRETS
 from planning.naming import STRATEGY_ANNOTATION
 from tests.controller.test_app import until
-from tests.controller.webhook_rig import HOST, PLAIN, fresh, post, question, quota_question, trusting
+from tests.controller.webhook_rig import (
+    HOST,
+    PLAIN,
+    fresh,
+    post,
+    question,
+    quota_question,
+    reservation_question,
+    trusting,
+)
 from tests.kube.fake_api import FakeApi, Fault
 
 GOOD = fresh()
@@ -108,6 +117,33 @@ async def test_gpuquotas_are_held_against_those_that_are_there(api: FakeApi) -> 
         told = await ask(webhooks, VALIDATE, closing)
         assert (told["allowed"], told["status"]["message"]) == (False, "spec.cohort: q → p → q is a circle")
         assert len(api.requests) == before
+
+
+async def test_gpureservations_are_held_against_the_nodes_and_the_clock(api: FakeApi) -> None:
+    has_certificate(api)
+    spec = {"gpus": 3, "namespaces": ["ns"], "start": "2030-01-01T00:00:00Z", "end": "2030-01-02T00:00:00Z"}
+    async with running(api) as webhooks:
+        told = await ask(webhooks, VALIDATE, reservation_question("r", spec))
+        assert told["status"]["message"] == "spec.gpus: the 0 nodes that match its nodeSelector have 0 GPUs"
+        api.put(NODES, "n", status={"allocatable": {"nvidia.com/gpu": "4", "example.com/gpu": "2"}})
+        await until(lambda: bool(webhooks.nodes.items))
+        assert (await ask(webhooks, VALIDATE, reservation_question("r", spec)))["allowed"]
+        api.put(GPURESERVATIONS, "first", spec=spec)
+        await until(lambda: bool(webhooks.reservations.items))
+        told = await ask(webhooks, VALIDATE, reservation_question("r", spec))
+        assert told["status"]["message"].startswith("spec.gpus: with GPUReservation first 6 GPUs would be reserved")
+        past = {**spec, "start": "2020-01-01T00:00:00Z", "end": "2020-01-02T00:00:00Z"}
+        told = await ask(webhooks, VALIDATE, reservation_question("r", past))
+        assert told["status"]["message"].startswith("spec.end: 2020-01-02T00:00:00Z is past; it is 20")
+
+
+async def test_the_settings_say_what_a_gpu_is_before_nodes_are_counted(api: FakeApi) -> None:
+    has_certificate(api)
+    api.put(CONFIGMAPS, SETTINGS_NAME, SETTINGS_NAMESPACE, data={SETTINGS_KEY: "gpuResource: example.com/gpu"})
+    api.put(NODES, "n", status={"allocatable": {"nvidia.com/gpu": "4", "example.com/gpu": "2"}})
+    async with running(api) as webhooks:
+        await until(lambda: webhooks.nodes.synced.is_set())
+        assert [view.allocatable.gpus for view in webhooks.installation.nodes] == [2]
 
 
 async def test_a_renewed_certificate_is_served_as_soon_as_it_is_seen(api: FakeApi) -> None:

@@ -46,6 +46,11 @@ def quota_question(name: str, spec: object) -> bytes:
     return question(kind=kind, namespace="", object={"metadata": {"name": name}, "spec": spec})
 
 
+def reservation_question(name: str, spec: object) -> bytes:
+    kind = {"group": "gpu.warp.dev", "version": "v1alpha1", "kind": "GPUReservation"}
+    return question(kind=kind, namespace="", object={"metadata": {"name": name}, "spec": spec})
+
+
 def fresh(*hosts: str, now: float | None = None) -> Material:
     return made(Step.BEGIN, Material(), hosts or (HOST,), time.time() if now is None else now)
 

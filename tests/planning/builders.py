@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from crds.gpuquota import GPUQuotaSpec
+from crds.gpureservation import GPUReservationSpec
 from crds.gpuworkload import GPUWorkloadSpec
 from crds.settings import Settings
 from planning.model import (
@@ -26,6 +27,8 @@ from planning.model import (
 )
 from planning.naming import job_name
 from planning.placement import decide
+from planning.times import timestamp
+from planning.windows import ReservationView
 
 SETTINGS = Settings()
 GIB = 2**30
@@ -84,10 +87,20 @@ def quota(name: str, *namespaces: str, **spec: Any) -> QuotaView:
     return QuotaView(name, f"uid-{name}", 1, 1, created, parsed, invalid)
 
 
+def reservation(name: str, *namespaces: str, gpus: int, start: float, end: float, **spec: Any) -> ReservationView:
+    """A GPUReservation; `start` and `end` in seconds from NOW."""
+    raw: dict[str, Any] = {"namespaces": list(namespaces or ("ns",)), "gpus": gpus, **spec}
+    raw |= {"start": timestamp(NOW + start), "end": timestamp(NOW + end)}
+    created = raw.pop("created", NOW)
+    parsed, invalid = GPUReservationSpec.parse(raw)
+    return ReservationView(name, f"uid-{name}", 1, 1, created, parsed, invalid)
+
+
 def snapshot(
     nodes: Sequence[NodeView] = (), workloads: Sequence[WorkloadView] = (), *, jobs: Sequence[JobView] = (),
     pods: Sequence[PodView] = (), strategy: str = "leastLoaded", namespaces: Mapping[str, str] | None = None,
     now: float = NOW, jobs_version: int = 0, quotas: Sequence[QuotaView] = (),
+    reservations: Sequence[ReservationView] = (),
 ) -> Snapshot:  # fmt: skip
     return Snapshot(
         now,
@@ -98,6 +111,7 @@ def snapshot(
         Defaults(strategy, namespaces or {}),
         jobs_version,
         quotas=tuple(quotas),
+        reservations=tuple(reservations),
     )
 
 

@@ -9,9 +9,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from planning.ledger import after_carrying_out, after_deciding
-from planning.model import Assignment, Decision, JobView, Ledger, NodeView, Pin, PodView, QuotaView, WorkloadView
+from planning.model import (
+    Assignment,
+    Decision,
+    JobView,
+    Ledger,
+    NodeView,
+    Pin,
+    PodView,
+    QuotaView,
+    WorkloadView,
+)
 from planning.places import pods_in, ranks
 from planning.preemption import SPARED
+from planning.windows import ReservationView
 from tests.planning.builders import NOW, round_of, snapshot
 
 
@@ -23,6 +34,7 @@ class Cluster:
 
     nodes: list[NodeView]
     quotas: list[QuotaView] = field(default_factory=list)
+    reservations: list[ReservationView] = field(default_factory=list)
     workloads: dict[str, WorkloadView] = field(default_factory=dict)
     runs: dict[str, float] = field(default_factory=dict)
     now: float = NOW
@@ -49,6 +61,7 @@ class Cluster:
             pods=list(self.pods.values()),
             now=self.now,
             quotas=self.quotas,
+            reservations=self.reservations,
         )
         decision = round_of(seen, self.ledger)
         self.ledger = after_deciding(self.ledger, decision)
@@ -72,9 +85,9 @@ class Cluster:
             view = self.workloads[place.uid]
             job = JobView(
                 f"{place.uid}-{place.turn.attempt}", view.namespace, place.job_name, 1, view.uid, place.turn.attempt, 0,
-                place.node, place.requests, self.now, self.now, not place.places, backfill=place.backfill, counted=True,
-                active_deadline=view.spec.active_deadline_seconds if view.spec else None, places=place.places,
-                missing=pods_in(place.places),
+                place.node, place.requests, self.now, self.now, not place.places, backfill=place.backfill,
+                lent=place.lent, counted=True, places=place.places, missing=pods_in(place.places),
+                active_deadline=view.spec.active_deadline_seconds if view.spec else None,
             )  # fmt: skip
             self.jobs[view.uid] = job
             if place.places:

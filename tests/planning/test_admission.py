@@ -10,17 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crds import gpuquota
+from crds import gpuquota, gpureservation
 from crds.gpuquota import GPUQuotaSpec
 from crds.gpuworkload import KIND
 from crds.settings import Settings
 from planning.admission import Installation, Review, filled_in, refusal, warnings
-from planning.model import Ledger, QuotaView
+from planning.model import Ledger, NodeView, QuotaView
 from planning.placement import decide
 from planning.quotas import Books
 from planning.strategies import installed
+from planning.times import timestamp
 from planning.views import quota_view
-from tests.planning.builders import NOW, node, quota, snapshot, workload
+from planning.windows import ReservationView
+from tests.planning.builders import NOW, node, quota, reservation, snapshot, workload
 
 PLAIN: dict[str, Any] = {"modelName": "m", "gpuCount": 1}
 UNKNOWN = f"there is no strategy 'nope'; installed are {', '.join(installed())}"
@@ -257,3 +259,116 @@ def test_no_gpuquota_that_somebody_writes_is_an_error(new: Any, old: Any) -> Non
 def is_leaving(raw: dict[str, Any]) -> bool:
     metadata = raw.get("metadata")
     return isinstance(metadata, dict) and bool(metadata.get("deletionTimestamp"))
+
+
+# --- GPUReservations -----------------------------------------------------------------------------------------------
+
+FOUR = [node(name, 4, labels={"pool": name[0]}) for name in ("a1", "a2", "b1")]
+
+
+def window(start: float, end: float, gpus: int, **spec: Any) -> dict[str, Any]:
+    """A GPUReservation's spec as somebody writes it; times in seconds from NOW."""
+    times = {"start": timestamp(NOW + start), "end": timestamp(NOW + end)}
+    return {**times, "gpus": gpus, "namespaces": ["ns"], **spec}
+
+
+def kept(name: str, gpus: int, start: float, end: float, **labels: str) -> ReservationView:
+    return reservation(name, gpus=gpus, start=start, end=end, nodeSelector=labels)
+
+
+def reserving(
+    new: Any, *there: ReservationView, old: Any = None, nodes: list[NodeView] = FOUR
+) -> tuple[str, list[str]]:
+    asked = Review(
+        gpureservation.KIND,
+        "",
+        {"metadata": {"name": "new"}, "spec": new},
+        None if old is None else {"metadata": {"name": "new"}, "spec": old},
+    )
+    at = Installation(reservations=there, nodes=tuple(nodes), now=NOW)
+    return refusal(asked, at), warnings(asked, at)
+
+
+@pytest.mark.parametrize(
+    ("new", "there", "said"),
+    [
+        (window(10, 20, 12), [], ""),
+        (window(-10, 20, 12), [], ""),
+        (window(20, 20, 1), [], "spec.end: must be after start (1970-01-12T13:47:00Z), not 1970-01-12T13:47:00Z"),
+        (window(-20, -10, 1), [], "spec.end: 1970-01-12T13:46:30Z is past; it is 1970-01-12T13:46:40Z"),
+        (window(1, 2, 3, gpusPerNode=2), [],
+         "spec.gpusPerNode: gpus must be a multiple of it, and 3 is none of 2"),
+        ({**window(1, 2, 1), "start": "2026-01-01T00:00:00"}, [], "spec.start: must match"),
+        ({**window(1, 2, 1), "start": "2026-02-30T00:00:00Z"}, [],
+         "spec.start: is no time that there is, such as 2026-03-01T14:00:00Z; it is 2026-02-30T00:00:00Z"),
+        ({**window(1, 2, 1), "namespaces": []}, [], "spec.namespaces: must have at least 1 entries"),
+        (window(1, 2, 13), [], "spec.gpus: the 3 nodes that match its nodeSelector have 12 GPUs"),
+        (window(1, 2, 9, gpusPerNode=3), [], ""),
+        (window(1, 2, 12, gpusPerNode=3), [],
+         "spec.gpus: the 3 nodes that match its nodeSelector have 9 GPUs in blocks of 3"),
+        (window(1, 2, 1, nodeSelector={"pool": "c"}), [],
+         "spec.gpus: the 0 nodes that match its nodeSelector have 0 GPUs"),
+        (window(10, 20, 8), [reservation("r", gpus=4, start=15, end=30)], ""),
+        (window(10, 20, 9), [reservation("r", gpus=4, start=20, end=30)], ""),
+        (window(10, 20, 9), [reservation("r", gpus=4, start=15, end=30)],
+         "spec.gpus: with GPUReservation r 13 GPUs would be reserved at 1970-01-12T13:46:55Z, and the 3 nodes that "
+         "match have 12"),
+        (window(10, 20, 5), [kept("r", 4, 0, 12), kept("s", 4, 12, 30)], ""),
+        (window(10, 20, 4, nodeSelector={"pool": "a"}),
+         [kept("r", 4, 0, 30, pool="a"), kept("s", 4, 0, 30)],
+         ""),
+        (window(10, 20, 4, nodeSelector={"pool": "a"}),
+         [kept("r", 4, 0, 30, pool="b"), kept("s", 5, 0, 30)],
+         "spec.gpus: with GPUReservation r, s 13 GPUs would be reserved at 1970-01-12T13:46:50Z, and the 3 nodes that "
+         "match have 12"),
+    ],
+)  # fmt: skip
+def test_a_gpureservation_is_refused_with_place_and_reason(
+    new: dict[str, Any], there: list[ReservationView], said: str
+) -> None:
+    found, told = reserving(new, *there)
+    assert found.startswith(said) and bool(found) == bool(said) and told == []
+
+
+def test_a_gpureservation_may_be_ended_early_and_what_was_wrong_before_may_be_edited() -> None:
+    past, large = window(-20, -10, 1), window(10, 20, 99)
+    assert reserving(past, old=window(-20, 99, 1)) == ("", [])
+    assert reserving(large, old=large) == ("", [])
+    assert reserving({**large, "namespaces": ["other"]}, old=large)[0] != "", "it is written anew, and must fit"
+    assert reserving(window(10, 20, 12), reservation("new", gpus=12, start=10, end=20), old=window(10, 20, 11))[0] == ""
+
+
+def test_a_workload_is_told_at_the_door_what_placement_would_tell_it() -> None:
+    there = (
+        reservation("r", gpus=1, start=0, end=9), reservation("over", gpus=1, start=-9, end=-1),
+        reservation("theirs", "other", gpus=1, start=0, end=9), reservation("wrong", gpus=0, start=0, end=9),
+    )  # fmt: skip
+    at = Installation(reservations=there, now=NOW)
+    for name, refused in {"r": None, "over": True, "theirs": True, "wrong": False, "none": False}.items():
+        asked = review({**PLAIN, "reservation": name}, namespace="ns")
+        view = workload("w", spec={"reservation": name})
+        seen = snapshot([node("n", 8)], [view], reservations=there)
+        waiting = decide(seen, Ledger(), Settings(), limit=9, seed=0).waiting
+        told = [each.message for each in waiting if each.reason == "NoReservation"]
+        tail = "; the workload waits until that is mended"
+        assert refusal(asked, at) == (told[0] if refused else ""), name
+        assert refused is None or refused or warnings(asked, at) == [told[0] + tail]
+        assert (refused is None) == (told == [])
+        edited = review({**PLAIN, "reservation": name, "suspend": True}, {**PLAIN, "reservation": name}, "ns")
+        assert refusal(edited, at) == ""
+
+
+@settings(deadline=None)
+@given(
+    st.fixed_dictionaries(
+        {"start": st.sampled_from(["2030-01-01T00:00:00Z", "x"]) | json_values, "end": st.just("2031-01-01T00:00:00Z")},
+        optional={"gpus": st.integers(-1, 20) | json_values, "gpusPerNode": json_values | st.integers(1, 9),
+                  "namespaces": st.just(["ns"]) | json_values, "nodeSelector": json_values},
+    )
+    | json_values,
+    json_values,
+)  # fmt: skip
+def test_no_gpureservation_that_somebody_writes_is_an_error(new: Any, old: Any) -> None:
+    said, told = reserving(new, reservation("r", gpus=3, start=0, end=10**9), old=old)
+    assert isinstance(said, str)
+    assert told == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,20 @@ from planning.capacity import Belongings, holdings, room
 from planning.explanation import Explanation, explain, keeps_off
 from planning.jobs import shape_of
 from planning.model import NodeView, Resources, Snapshot, WorkloadView
-from tests.planning.builders import NOW, SETTINGS, job, node, placed, pod, quota, round_of, snapshot, taint, workload
+from tests.planning.builders import (
+    NOW,
+    SETTINGS,
+    job,
+    node,
+    placed,
+    pod,
+    quota,
+    reservation,
+    round_of,
+    snapshot,
+    taint,
+    workload,
+)
 
 
 def told(seen: Snapshot, name: str = "w") -> Explanation:
@@ -214,3 +228,24 @@ def test_how_far_a_node_is_that_was_ordered_for_it_its_status_tells() -> None:
         "w": "accepted",
         "v": "no node has 8 GPUs; the largest has 4; a node is ordered for it",
     }
+
+
+def test_it_tells_what_reservations_keep_it_off_and_when_a_window_begins() -> None:
+    keeps = reservation("r", gpus=8, start=600, end=1200)
+    shown = replace(keeps, status={"nodes": [{"name": "b", "gpus": 8}]})
+    nodes = [node("a", 8), node("b", 8)]
+    held = job("f", "a", gpus=8)
+    there: dict[str, Any] = {"jobs": [held], "pods": [pod("p", "a", of=held)], "reservations": [shown]}
+    found = told(snapshot(nodes, [workload("w", 4), workload("f", 8)], **there))
+    assert {each.name: each.why for each in found.nodes} == {
+        "a": "short of free GPUs",
+        "b": "kept for GPUReservation r",
+    }
+    assert "what is free on node b is kept for GPUReservation r from" in found.message
+    assert found.start == (1200.0, 1200.0), "when it is over"
+    assert not found.helps, "fewer GPUs would not help"
+    free = told(snapshot(nodes, [workload("w", 4, spec={"preemptible": True}), workload("f", 8)], **there))
+    assert (free.next_node, free.start) == ("b", (0.0, 0.0))
+    named = told(snapshot(nodes, [workload("w", 4, spec={"reservation": "r"}), workload("f", 8)], **there))
+    assert {each.name: each.why for each in named.nodes} == {"a": "without 4 GPUs left of GPUReservation r", "b": ""}
+    assert named.message.startswith("GPUReservation r begins at") and named.start == (600.0, 600.0)
