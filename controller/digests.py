@@ -102,7 +102,7 @@ def job_digest(raw: Mapping[str, Any]) -> JobDigest | None:
         return None
     owner: Mapping[str, Any] = next((o for o in meta.get("ownerReferences") or () if o.get("uid") == uid), {})
     attempt = str(labels.get(ATTEMPT_LABEL, "0"))
-    node = annotations.get(NODE_ANNOTATION, "")
+    node = str(annotations.get(NODE_ANNOTATION, ""))[:253]
     places = places_from(annotations.get(PLACES_ANNOTATION), (raw.get("spec") or {}).get("completions"))
     pods = pods_in(places)
     ended = {c.get("type") for c in status.get("conditions") or () if c.get("status") == "True"}

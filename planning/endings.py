@@ -6,6 +6,8 @@ For the placement round, whose ledger tells of them in batches.
 
 from __future__ import annotations
 
+from hashlib import blake2b
+
 from planning.capacity import Belongings
 from planning.model import Completion, Snapshot
 
@@ -20,8 +22,10 @@ def ends_plainly(*, attempt: int, complete: bool, generation: int, deleting: boo
     return complete and attempt == 0 and generation == 1 and not deleting
 
 
-def completions(snapshot: Snapshot, mine: Belongings) -> tuple[list[Completion], bool]:
-    """The workloads that end now, and whether there are more."""
+def completions(snapshot: Snapshot, mine: Belongings, seed: int) -> list[Completion]:
+    """The workloads that end now. Of too many a part, by lot: some may be such as cannot be written, for whatever
+    reason, and they must not keep the others out for ever.
+    """
     views = snapshot.by_uid()
     found = []
     for job in snapshot.jobs:
@@ -31,4 +35,8 @@ def completions(snapshot: Snapshot, mine: Belongings) -> tuple[list[Completion],
         complete = job.finished == "Complete"
         if ends_plainly(attempt=job.attempt, complete=complete, generation=view.generation, deleting=view.deleting):
             found.append(Completion(view.uid, view.namespace, view.name, job.name))
-    return found[:_ENDINGS], len(found) > _ENDINGS
+    return sorted(found, key=lambda each: _lot(each, seed))[:_ENDINGS] if len(found) > _ENDINGS else found
+
+
+def _lot(completion: Completion, seed: int) -> bytes:
+    return blake2b(f"{seed} {completion.uid}".encode(), digest_size=8).digest()

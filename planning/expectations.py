@@ -20,10 +20,15 @@ _SECONDS, _SHARE = 60.0, 0.2
 def expectations(
     snapshot: Snapshot, early: Mapping[str, float], late: Mapping[str, float], since: float
 ) -> list[Expectation]:
-    """`early` and `late`: the median and the ninth decile of the seconds to start, by UID, as forecast at `since`."""
+    """`early` and `late`: the median and the ninth decile of the seconds to start, by UID, as forecast at `since`. Who was
+    told and of whom nobody can tell any more is told that, by a start of 0.
+    """
     found = []
     for view in snapshot.workloads:
         wait = early.get(view.uid)
+        if wait is None and view.phase == "Scheduling" and view.status.get("expectedStartTime") and not view.deleting:
+            found.append(Expectation(view.uid, view.namespace, view.name, 0.0, 0.0))
+            continue
         if not wait or view.uid not in late or view.phase != "Scheduling" or view.deleting:
             continue
         start = since + wait

@@ -159,6 +159,8 @@ def _overdue(start: Start, settings: Settings, nodes: Mapping[str, NodeView]) ->
     made = len(start.pods)
     if made < pods:
         return f"did not start {time}: {made} of its {pods} pods were created", job.started is not None, ""
+    if any(pod.gated for pod in start.waiting):
+        return f"did not start {time}: the gates of its pods could not be lifted (the worker's log says why)", True, ""
     return f"did not start {time}: {len(start.waiting)} of its {pods} pods are not bound", False, ""
 
 

@@ -67,8 +67,7 @@ def decide(
     for withdrawal in withdrawals(snapshot, mine, settings):
         if told.affords(withdrawal.message):
             told.decision.withdrawals.append(withdrawal)
-    ended, more = completions(snapshot, mine)
-    told.more |= more
+    ended = completions(snapshot, mine, seed)
     starting = list(gates.starts(snapshot, mine))
     if starting:
         _start(starting, snapshot, settings, memory, told)

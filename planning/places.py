@@ -92,7 +92,7 @@ def _place(item: object) -> tuple[str, int] | None:
     if not isinstance(item, list) or len(item) != 2:
         return None
     node, count = item
-    if not isinstance(node, str) or not 0 < len(node) <= _NAME:
+    if not isinstance(node, str) or not 0 < len(node) <= _NAME or not (node.isascii() and node.isprintable()):
         return None
     if not isinstance(count, int) or isinstance(count, bool) or not 0 < count <= MAX_REPLICAS:
         return None

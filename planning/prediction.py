@@ -117,7 +117,8 @@ def starts(snapshot: Snapshot, settings: Settings, share: float, uid: str = "") 
             future.leave(stop.uid, ended=False)
         for verdict in decision.verdicts:
             future.workloads.pop(verdict.uid, None)
-        if decision.more or decision.preemptions:
+        # That not all could be told why they wait keeps nobody's place back.
+        if decision.preemptions or (decision.more and (decision.assignments or decision.verdicts)):
             continue
         if not future.ends or (not decision.queued and not uid):
             break

@@ -81,11 +81,16 @@ def accepted(view: WorkloadView, now: float) -> Status | None:
 
 
 def expected(view: WorkloadView, start: float, latest: float) -> Status | None:
-    """What a waiting workload's status tells of its start, beside why it waits; None if it does not wait any more."""
+    """What a waiting workload's status tells of its start, beside why it waits; None if it does not wait any more.
+    `start` 0: nobody can tell.
+    """
     before = condition(view, "Scheduled")
     if view.phase != "Scheduling" or before.get("status") != "False":
         return None
     why = str(view.status.get("message") or "").split(_EXPECTED)[0]
+    if not start:
+        told = [{**each, "message": why} if each is before else each for each in view.status.get("conditions") or ()]
+        return {"message": why, "conditions": told, "expectedStartTime": None, "expectedStartLatest": None}
     clock = f"{_EXPECTED}{_clock(start)}, nine times in ten by {_clock(latest)}"
     message = why[: _MESSAGE_LIMIT - len(clock)] + clock
     conditions = view.status.get("conditions")

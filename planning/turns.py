@@ -271,6 +271,9 @@ class Turns:
 
         def may(pods: int) -> bool:
             need = times(wish.shape.requests, pods)
+            # For whom others were stopped takes no more than it was entitled to: else those could stop it in turn.
+            if wish.view.uid in self.rooms and self.books.borrows(self.books.tenant(namespace), need):
+                return False
             return self.books.short(namespace, _both(need, before), firm=is_firm) is None
 
         low, high = gang.least, gang.pods

@@ -157,7 +157,7 @@ def job_view(raw: object) -> JobView | None:
         workload_uid=workload_uid,
         attempt=min(_integer(labels.get(ATTEMPT_LABEL)), MAX_INT32),
         retries=min(_integer(annotations.get(RETRIES_ANNOTATION)), MAX_INT32),
-        node=text(annotations.get(NODE_ANNOTATION)),
+        node=text(annotations.get(NODE_ANNOTATION))[:253],
         requests=_job_requests(annotations.get(REQUESTS_ANNOTATION), mapping(spec.get("template")).get("spec")),
         created=seconds(meta.get("creationTimestamp")) or 0.0,
         started=seconds(status.get("startTime")),

@@ -21,6 +21,8 @@ from planning.status import project
 from planning.views import job_view, pod_view
 from tests.planning.builders import NOW, SETTINGS, job, node, pod, promise, round_of, snapshot, workload
 
+PRINTABLE = st.characters(min_codepoint=32, max_codepoint=126)
+
 NODES = [node("a"), node("b")]
 PLACES: Places = (("a", 2), ("b", 1))
 GANG = workload("g", 1, spec={"replicas": 3})
@@ -311,13 +313,21 @@ def test_a_damaged_annotation_is_no_place(text: object) -> None:
 
 @given(
     st.lists(
-        st.tuples(st.text(min_size=1, max_size=9), st.integers(1, 60)), min_size=1, max_size=8, unique_by=lambda p: p[0]
+        st.tuples(st.text(PRINTABLE, min_size=1, max_size=9), st.integers(1, 60)),
+        min_size=1,
+        max_size=8,
+        unique_by=lambda p: p[0],
     )
 )
 def test_places_read_back_as_they_were(found: list[tuple[str, int]]) -> None:
     places = tuple(found)
     assert places_from(places_text(places), pods_in(places)) == places
     assert len(ranks(places)) == pods_in(places)
+
+
+@pytest.mark.parametrize("name", ["\ud800", "a\nb", "ü", "", "x" * 254, 7, None])
+def test_no_node_is_called_what_no_history_can_hold(name: object) -> None:
+    assert places_from(json.dumps([[name, 2]]), 2) == ()
 
 
 def test_a_gated_pod_was_tried_by_nobody() -> None:
