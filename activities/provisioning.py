@@ -30,6 +30,7 @@ from planning import status
 from planning.jobs import shape_of
 from planning.model import Booking, Provisioning, RequestView, Stage, Waiting, WorkloadView
 from planning.naming import WORKLOAD_UID_LABEL, label_value, request_name
+from planning.places import least_pods
 from planning.provisioning import PROVISIONING, coming_for
 from planning.requests import Observation, Step, failed, next_step, order_manifests
 from planning.views import request_view, workload_view
@@ -96,7 +97,7 @@ class Orders:
         """
         ref = back.ref
         names = {request_name(ref.name, ref.uid, back.generation, back.attempt)}
-        for request in await self._requests(ref, known=True):
+        for request in await self._requests(ref, known=back.known):
             names.add(request.name)
             await self._delete(request, ref.namespace)
         for name in sorted(names):
@@ -104,6 +105,9 @@ class Orders:
                 await self._kube.delete(PODTEMPLATES, name, ref.namespace)
             except NotFound:
                 continue
+            except AccessDenied:
+                if back.known:
+                    raise  # else nothing was made: that would have been refused too
         match back.state:
             case "over":
                 await self._inform(ref.uid, back.generation, None, back.pool)
@@ -141,7 +145,7 @@ class Orders:
         if view is None or view.spec is None:
             return False
         shape = shape_of(view.spec, self._cache.settings)
-        return await asyncio.to_thread(coming_for, shape, view.spec.replicas, self._cache.snapshot())
+        return await asyncio.to_thread(coming_for, shape, least_pods(view.spec), self._cache.snapshot())
 
     async def _order(self, view: WorkloadView, seen: Observation) -> Step:
         """Makes the attempt's request, and what is to be waited for then."""

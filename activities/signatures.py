@@ -182,6 +182,7 @@ class TakeBack:
     state: Literal["", "ordered", "failed", "over"]
     at: float = 0.0
     pool: str = "default"
+    known: bool = True  # whether this attempt's request is known to have been made
 
 
 @dataclass(frozen=True)

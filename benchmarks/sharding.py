@@ -94,12 +94,12 @@ def steady(pools: Sequence[Pool], offer: Load, strategy: Strategy) -> dict[str, 
     draw, sent = Random(1), list[tuple[int, int]]()
     simulations = [Simulation(pool.nodes, (), strategy, Fifo(), 1) for pool in pools]
     sizes = [capacity(pool.nodes) for pool in pools]
-    before = None
+    before = held = None
     for submission in offer.submissions:
         if submission.at >= offer.begin and before is None:
             before = _held(simulations, offer.begin)
-        if submission.at >= offer.end:
-            break
+        if submission.at >= offer.end and held is None:
+            held = _held(simulations, offer.end) - (before or 0.0)
         choice = drawn(pools, submission.shape, draw)
         for index in choice:
             each = simulations[index]
@@ -108,14 +108,15 @@ def steady(pools: Sequence[Pool], offer: Load, strategy: Strategy) -> dict[str, 
             pools[index].free = (sizes[index] - each.gpu_milli - waiting) * WHOLE // sizes[index]
         best = max(choice, key=lambda each: pools[each].free)
         simulations[best].submit(submission)
-        if offer.begin <= submission.at and not submission.ran:
+        if offer.begin <= submission.at < offer.end and not submission.ran:
             sent.append((best, len(simulations[best].submissions) - 1))
-    held = _held(simulations, offer.end) - (before or 0.0)
-    waits = []
+    last, waits = offer.submissions[-1].at, []
+    held = held if held is not None else _held(simulations, offer.end) - (before or 0.0)
+    _held(simulations, last)
     for index, number in sent:
         each = simulations[index]
         start = each.started[number]
-        waits.append((offer.end if start is None else start) - each.submissions[number].at)
+        waits.append((last if start is None else start) - each.submissions[number].at)
     return {
         "unallocated_gpu_percent": 100 * (1 - held / sum(sizes) / (offer.end - offer.begin)),
         "mean_wait_seconds": statistics.fmean(waits),

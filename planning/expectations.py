@@ -20,8 +20,8 @@ _SECONDS, _SHARE = 60.0, 0.2
 def expectations(
     snapshot: Snapshot, early: Mapping[str, float], late: Mapping[str, float], since: float
 ) -> list[Expectation]:
-    """`early` and `late`: the median and the ninth decile of the seconds to start, by UID, as forecast at `since`. Who was
-    told and of whom nobody can tell any more is told that, by a start of 0.
+    """`early` and `late`: the median and the ninth decile of the seconds to start, by UID, as forecast at `since`. Who
+    was told and of whom nobody can tell any more is told that, by a start of 0.
     """
     found = []
     for view in snapshot.workloads:

@@ -41,6 +41,12 @@ def gang_of(spec: GPUWorkloadSpec) -> Gang | None:
     return Gang(spec.replicas, least, near.level, near.mode == "Required")
 
 
+def least_pods(spec: GPUWorkloadSpec) -> int:
+    """With how many pods it may start: what its tenant's quota was asked for."""
+    gang = gang_of(spec)
+    return gang.least if gang is not None else 1
+
+
 def times(requests: Resources, pods: int) -> Resources:
     """What so many pods ask for."""
     return Resources(

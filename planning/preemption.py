@@ -105,7 +105,7 @@ def no_longer_spared(spared: Mapping[str, float], now: float) -> list[str]:
     """The UIDs that may be tried again: also those that would be spared for longer than anybody is, by a clock that was
     set back.
     """
-    return [uid for uid, until in spared.items() if not now < until <= now + SPARED]
+    return [uid for uid, until in spared.items() if not now < until <= now + 2 * SPARED]
 
 
 def next_stoppable(snapshot: Snapshot, mine: Belongings, settings: Settings) -> float | None:

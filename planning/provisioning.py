@@ -45,14 +45,18 @@ class Arrivals:
 
     def __init__(self, nodes: Iterable[NodeView], left: dict[str, Room], now: float) -> None:
         self._coming = [_arrival(node, left[node.name]) for node in nodes if is_coming(node, now)]
+        self._in_vain: dict[Shape, int] = {}  # so many of these, or more, find no room: what is left only shrinks
 
     def serve(self, shape: Shape, pods: int = 1) -> bool:
         """Whether so many such requests will fit on nodes that are coming, beside those who were served before. Where
         not all do, nothing is claimed.
         """
+        if pods >= self._in_vain.get(shape, pods + 1):
+            return False
         before = [(arrival, replace(arrival.room)) for arrival in self._coming] if pods > 1 else []
         for _ in range(pods):
             if not self._serve(shape):
+                self._in_vain[shape] = pods
                 if before:
                     self._coming = [arrival for arrival, _ in before]
                     for arrival, left in before:
@@ -96,7 +100,7 @@ def _arrival(node: NodeView, left: Room) -> Arrival:
 
 
 def pods_of(wish: Wish) -> int:
-    return wish.gang.pods if wish.gang is not None else 1
+    return wish.gang.least if wish.gang is not None else 1
 
 
 @dataclass(slots=True)
@@ -113,6 +117,7 @@ class Orders:
     placed: list[Order] = field(default_factory=list)
     changed: dict[str, Provisioning] = field(default_factory=dict)
     due_in: float = inf  # seconds until somebody will have waited long enough
+    wishes: list[Wish] = field(default_factory=list)  # whose order is open, or is given now
     _open: int = 0
     _noted: int = 0
     _short: set[str] = field(default_factory=set)
@@ -125,6 +130,7 @@ class Orders:
             known = ledger.provisioning.get(wish.view.uid)
             if known is not None and known.open:
                 mine._open += 1
+                mine.wishes.append(wish)
                 if known.generation == wish.view.generation:
                     mine.arrivals.serve(wish.shape, pods_of(wish))
         mine._noted = sum(known.state == "waiting" for known in ledger.provisioning.values())
@@ -163,6 +169,7 @@ class Orders:
                 return _IN_TURN.format(rules.max_orders) if never else ""
             self._open += 1
         self._order(view, Provisioning(view.generation, "ordered", self.now))
+        self.wishes.append(wish)
         return _ORDERED
 
     def booking(self, view: WorkloadView) -> Booking | None:

@@ -18,6 +18,7 @@ from planning.backoff import delay
 from planning.filters import show_gpus
 from planning.jobs import pod_template
 from planning.model import JobView, PodView, RequestView, Stage, WorkloadView
+from planning.places import least_pods
 from planning.times import timestamp
 
 # Seconds after which to look again at the latest, for a poke may be lost; while a Job waits for its pod or a node for
@@ -147,8 +148,8 @@ def _open(seen: Observation, rules: Rules, current: RequestView) -> Step:
 
 def _what(spec: GPUWorkloadSpec) -> str:
     """What is ordered, for a person: how many nodes a gang needs is the autoscaler's to find out."""
-    each = show_gpus(spec.gpu_count)
-    return f"1 node for {each}" if spec.replicas == 1 else f"nodes for {spec.replicas} pods of {each} each"
+    each, pods = show_gpus(spec.gpu_count), least_pods(spec)
+    return f"1 node for {each}" if pods == 1 else f"nodes for {pods} pods of {each} each"
 
 
 # --- what is created -----------------------------------------------------------------------------------------------
@@ -167,7 +168,7 @@ def order_manifests(
         "spec": {
             "provisioningClassName": rules.class_name,
             "parameters": dict(rules.parameters),
-            "podSets": [{"count": view.spec.replicas if view.spec else 1, "podTemplateRef": {"name": name}}],
+            "podSets": [{"count": least_pods(view.spec) if view.spec else 1, "podTemplateRef": {"name": name}}],
         },
     }
     return {"apiVersion": "v1", "kind": "PodTemplate", "metadata": metadata, "template": template}, request

@@ -304,11 +304,23 @@ class Turns:
         if head and self.keeping < _KEPT and len(self.floor.kept) < _KEPT_NODES:
             found = self._keep(wish)
             self.keeping += bool(found)
-        ordered = self.orders.asked(wish, found[0] if found else None, never=bool(self._never(wish)))
+        ordered = ""
+        if self._may_order(wish):
+            ordered = self.orders.asked(wish, found[0] if found else None, never=bool(self._never(wish)))
         reason = PROVISIONING if ordered else WAITING_FOR_CAPACITY
         self.told.waits(wish.view, reason, lambda: self._lacking(wish) + ordered)
         for kept in found:
             self.floor.keep(kept)
+
+    def _may_order(self, wish: Wish) -> bool:
+        """Whether its tenant's quota suffices for it beside those of the tenant who have an order open."""
+        tenant, need = self.books.tenant(wish.view.namespace), wish.need
+        for other in self.orders.wishes:
+            if other.view.uid == wish.view.uid:
+                return True  # it has one
+            if self.books.tenant(other.view.namespace) is tenant:
+                need = _both(need, other)
+        return self.books.short(wish.view.namespace, need, firm=firm(wish.view)) is None
 
     def _lacking(self, wish: Wish) -> str:
         if wish.gang is None:

@@ -123,7 +123,14 @@ class Provisioning:
     async def _take_back(self, state: Literal["", "ordered", "failed", "over"]) -> None:
         await workflow.execute_local_activity(
             TAKE_BACK,
-            TakeBack(self._state.ref, self._state.generation, self._state.attempt, state, workflow.time()),
+            TakeBack(
+                self._state.ref,
+                self._state.generation,
+                self._state.attempt,
+                state,
+                workflow.time(),
+                known=self._state.known,
+            ),
             schedule_to_close_timeout=PATIENCE,
             start_to_close_timeout=timedelta(seconds=20),
             local_retry_threshold=LOCAL_RETRY,
