@@ -14,21 +14,23 @@ from temporalio.api.history.v1 import HistoryEvent
 from temporalio.converter import PayloadConverter
 
 from activities.messages import Requeue
-from activities.signatures import CARRY_OUT, DECIDE, FOLLOW, CarriedOut, DecideResult, Followed
+from activities.signatures import ARRANGE, CARRY_OUT, DECIDE, FOLLOW, Arranged, CarriedOut, DecideResult, Followed
 from berth.converter import data_converter
-from planning.model import Assignment, Decision
+from planning.model import Assignment, Decision, Places
+from planning.places import on_nodes
 from planning.times import timestamp
 
 T = TypeVar("T")
 
 OWN = "own workflow"
+ORDER = "its order"
 _LOOK = "core_local_activity"  # the marker that the SDK records for a local activity
 _PLAIN = (b"json/plain", b"json/protobuf", b"binary/plain", b"binary/null")  # what Temporal itself encodes to
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """`at`: seconds since the epoch. `by`: the ledger's round, or `OWN`. `times`: how often it was said in a row."""
+    """`at`: seconds since the epoch. `by`: a round, `OWN` or `ORDER`. `times`: how often it was said in a row."""
 
     at: float
     by: str
@@ -37,6 +39,9 @@ class Entry:
     why: str
     times: int = 1
 
+
+_ARRANGED = {"retry": "failed", "fail": "given up", "over": "over"}
+"""What a look at an order came to, where it does not go on as it is."""
 
 _Said = tuple[str, str, str]
 """What, where, why."""
@@ -112,7 +117,7 @@ class Rounds:
 
 @dataclass
 class Looks:
-    """What the workload's own workflow saw, look by look."""
+    """What the workload's own workflow saw, look by look, or that of its order of a node."""
 
     entries: list[Entry] = field(default_factory=list)
     unreadable: int = 0
@@ -123,19 +128,24 @@ class Looks:
         marker = event.marker_recorded_event_attributes
         data = marker.details["data"].payloads if "data" in marker.details else ()
         about: dict[str, Any] = (_decoded(data[0], dict) if data else None) or {}
-        if marker.marker_name != _LOOK or about.get("activity_type", FOLLOW) != FOLLOW:
+        kind = about.get("activity_type", FOLLOW)
+        if marker.marker_name != _LOOK or kind not in (FOLLOW, ARRANGE):
             return
+        by = OWN if kind == FOLLOW else ORDER
         at = _completed(about) or moment(event)
         if marker.HasField("failure"):
             why = marker.failure.cause.message or marker.failure.message
-            self.entries.append(Entry(at, OWN, "no answer", "", f"{why}; it is tried again"))
+            self.entries.append(Entry(at, by, "no answer", "", f"{why}; it is tried again"))
             return
         results = marker.details["result"].payloads if "result" in marker.details else ()
-        followed = _decoded(results[0], Followed) if results else None
-        if followed is None:
+        seen = _decoded(results[0], Followed if kind == FOLLOW else Arranged) if results else None
+        if isinstance(seen, Followed):
+            self.entries.append(Entry(at, by, seen.phase or "gone", seen.node, seen.message))
+        elif isinstance(seen, Arranged):
+            what = _ARRANGED.get(seen.next, seen.stage)
+            self.entries.append(Entry(at, by, what, "", seen.message))
+        else:
             self.unreadable += 1
-            return
-        self.entries.append(Entry(at, OWN, followed.phase or "gone", followed.node, followed.message))
 
 
 def in_order(entries: Iterable[Entry]) -> list[Entry]:
@@ -163,7 +173,13 @@ def _decided(decision: Decision, uid: str) -> Iterator[_Said]:
             yield "gets room", "", f"{stop.namespace}/{stop.name} is stopped for it"
     for place in decision.assignments:
         if place.uid == uid:
-            yield "placed", place.node, _placed(place)
+            yield "placed", _where(place.places) or place.node, _placed(place)
+    for pin in decision.pins:
+        if pin.uid == uid:
+            yield "released", _where(pin.places), "all of its pods are there; each is told its node and may begin"
+    for order in decision.orders:
+        if order.uid == uid:
+            yield "orders", "", "a node of an autoscaler"
     for entry in (*decision.waiting, *decision.examine):
         if entry.uid == uid:
             yield "waits", "", f"{entry.reason}: {entry.message}"
@@ -207,6 +223,10 @@ def _placed(place: Assignment) -> str:
         return why
     until = "it is wanted" if place.backfill == 0 else timestamp(place.backfill)
     return f"{why}; the room is kept for somebody else, and lent until {until}"
+
+
+def _where(places: Places) -> str:
+    return on_nodes(node for node, _ in places).removeprefix("node ") if places else ""
 
 
 def _retries(count: int) -> str:

@@ -13,7 +13,7 @@ from temporalio.api.workflowservice.v1 import GetWorkflowExecutionHistoryReverse
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.messages import placement_id, workload_id
+from activities.messages import placement_id, provisioning_id, workload_id
 from berth.explain.history import Entry, Looks, Rounds, in_order, moment
 from berth.process import ProcessOptions, connect_temporal
 from controller.outage import ANSWER, TEMPORAL_AWAY, reason
@@ -74,10 +74,15 @@ class Reader:
         self._notes: list[str] = []
 
     async def read(self, life: Life) -> Recorded:
-        """The looks of the workload's own workflow come first: they are few."""
+        """The looks of the workload's own workflow, and at its order of a node, come first: they are few."""
         looks, rounds = Looks(), Rounds(life.uid)
+        sources = (
+            (workload_id(life.uid), looks.read),
+            (provisioning_id(life.uid), looks.read),
+            (placement_id("default"), rounds.read),
+        )
         try:
-            for workflow, read in ((workload_id(life.uid), looks.read), (placement_id("default"), rounds.read)):
+            for workflow, read in sources:
                 async for event in self._events(workflow, life):
                     read(event)
         except _AWAY as away:

@@ -20,12 +20,14 @@ from temporalio.client import WorkflowHistory
 from activities.messages import Requeue
 from activities.signatures import CARRY_OUT, DECIDE, CarriedOut, DecideResult, Followed
 from berth.converter import data_converter
-from berth.explain.history import OWN, Entry, Looks, Rounds, in_order
+from berth.explain.history import ORDER, OWN, Entry, Looks, Rounds, in_order
 from planning.model import (
     Assignment,
     Completion,
     Decision,
     Expectation,
+    Order,
+    Pin,
     Preemption,
     Resources,
     Turn,
@@ -97,6 +99,23 @@ def test_a_real_workflows_looks_are_told() -> None:
     assert ended[0] == "Succeeded" and ended[2].endswith("completed on node record-a in 5 s")
     entries = in_order(looks.entries)
     assert [each.times for each in entries] == [1, 1, 2, 1] and {each.by for each in entries} == {OWN}
+
+
+def test_a_real_gang_and_a_real_order_of_a_node_are_told() -> None:
+    (ledger,) = HISTORIES.glob("placement-rounds--0.1.0-a62238ad40.json")
+    events = load(ledger)
+    placed, made, released, *_ = told(Rounds(uid_of(events, "gang")), events)
+    assert placed[:2] == ("placed", "record-a") and made[0] == "made"
+    assert released[:2] == ("released", "record-a")
+    (path,) = HISTORIES.glob("provisioning-given-up--*.json")
+    looks = Looks()
+    tries = told(looks, load(path))
+    assert [what for what, *_ in tries] == ["ordered", "failed", "ordered", "given up"]
+    assert {each.by for each in looks.entries} == {ORDER} and tries[-1][2].endswith("given up after 2 tries")
+    (ledger,) = HISTORIES.glob("placement-provisioning--*.json")
+    events = load(ledger)
+    orders, waits, *_ = told(Rounds(uid_of(events, "given-up")), events)
+    assert orders == ("orders", "", "a node of an autoscaler") and waits[2].startswith("Provisioning: ")
 
 
 def test_a_look_is_told_before_what_followed_from_it() -> None:
@@ -199,6 +218,15 @@ STOP = Preemption(UID, "ns", "w", "w-0", "j", 1, Turn(1, 0), "preempted: its pla
             Decision(withdrawals=[Withdrawal(UID, "ns", "w", "w-0", "j", Turn(1, 0), "m", avoid="n")]),
             ("taken back", "n", "Withdrawn: m"),
         ),
+        (
+            Decision(assignments=[place(places=(("n", 2), ("m", 1)))]),
+            ("placed", "2 nodes (n, m)", "attempt 2, 1 retry used, by fgd"),
+        ),
+        (
+            Decision(pins=[Pin(UID, "ns", "w", "w-0", "j", (("n", 2),))]),
+            ("released", "n", "all of its pods are there; each is told its node and may begin"),
+        ),
+        (Decision(orders=[Order(UID, "ns", "w", 1)]), ("orders", "", "a node of an autoscaler")),
         (Decision(preemptions=[STOP]), ("stopped", "", "preempted: its place goes to ns/x")),
         (Decision(completions=[Completion(UID, "ns", "w", "w-0")]), ("ended", "", "Job w-0 completed")),
     ],
