@@ -60,6 +60,17 @@ def test_nobody_else_is_told(view: WorkloadView, early: float | None, late: floa
     assert due(view, early, late, now=now) == []
 
 
+def test_who_was_told_hears_when_nobody_can_tell_any_more() -> None:
+    view = told(waits(), NOW + 600, NOW + 900)
+    (nothing,) = due(view, None, None)
+    assert (nothing.start, nothing.latest) == (0.0, 0.0)
+    patch = status.expected(view, nothing.start, nothing.latest)
+    assert patch is not None and patch["message"] == "needs 4 GPUs; none is free"
+    assert patch["expectedStartTime"] is None is patch["expectedStartLatest"]
+    cleared = replace(view, status={key: value for key, value in {**view.status, **patch}.items() if value is not None})
+    assert due(cleared, None, None) == [] and status.condition(cleared, "Scheduled")["message"] == patch["message"]
+
+
 def test_of_many_the_first_are_told_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_TOLD", 2)
     early = {"a": 300.0, "b": 100.0, "c": 200.0}

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from planning.model import NodeView, QuotaView, WorkloadView
+from planning.places import pods_in
 from tests.planning.builders import NOW, node, quota, workload
 from tests.planning.cluster import Cluster
 
@@ -128,3 +129,20 @@ def test_a_large_gang_may_stop_more_than_a_single_one() -> None:
     small = [named(f"s{i}-{k}", 1, nodeSelector={"name": f"n{i}"}, **LOW) for i in range(6) for k in range(8)]
     cluster = there(nodes, *small)
     assert len(after(cluster, named("gang", 8, 6, **HIGH))) == 48 and "gang" in cluster.running
+
+
+def test_gangs_that_may_grow_do_not_stop_each_other_in_turn() -> None:
+    """Who stops another takes no more than it was entitled to: else the other could have it back, and so on."""
+    granted = [quota("all"), quota("a", "a", gpus=4, cohort="all"), quota("b", "b", gpus=4, cohort="all")]
+    cluster = Cluster([node("n", 8)], granted)
+    elastic = {"replicas": 8, "minReplicas": 1, "preemptible": True}
+    cluster.add(workload("a", 1, spec=elastic, namespace="a", created=NOW - 100))
+    cluster.settle()
+    cluster.now += 100
+    cluster.add(workload("b", 1, spec=elastic, namespace="b", created=NOW - 50))
+    for _ in range(40):
+        cluster.settle()
+        cluster.check()
+        cluster.tick(30)
+    assert [uid for uid, _ in cluster.stopped] == ["a"]
+    assert {uid: pods_in(job.places) for uid, job in cluster.jobs.items()} == {"a": 4, "b": 4}

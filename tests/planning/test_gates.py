@@ -201,7 +201,7 @@ def test_a_pod_without_a_place_takes_all_of_them_back() -> None:
         ("gg-", "...", {"missing": 1}, "2 of its 3 pods were created", 1),
         ("gg-", "...", {"missing": 1, "started": None}, "2 of its 3 pods were created", 0),
         ("---", "...", {"missing": 3, "counted": False}, "0 of its 3 pods were created", 1),
-        ("ggg", "...", {}, "3 of its 3 pods are not bound", 0),
+        ("ggg", "...", {}, "the gates of its pods could not be lifted (the worker's log says why)", 1),
         ("lll", "a..", {}, "2 of its 3 pods are not bound", 0),
     ],
 )

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planning.model import PodView, Snapshot
-from planning.prediction import seconds_to_start
+from planning.prediction import seconds_to_start, starts
 from tests.planning.builders import NOW, SETTINGS, job, node, pod, snapshot, workload
 from tests.planning.test_durations import learned
 
@@ -78,3 +78,9 @@ def test_the_later_of_two_shares_is_no_earlier_for_the_first_of_the_queue(
     early, late = start(seen, "w0", 0.5), start(seen, "w0", 0.9)
     if early is not None and late is not None:
         assert 0 <= early <= late + 1e-6
+
+
+def test_so_many_that_not_all_can_be_told_why_they_wait_are_still_foreseen() -> None:
+    seen = running((8, 0.0), waiting=(1,) * 700, took=(100.0,) * 5)
+    assert start(seen, "w0") == pytest.approx(100, rel=0.1)
+    assert len(starts(seen, SETTINGS, 0.5)) >= 8

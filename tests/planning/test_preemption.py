@@ -424,7 +424,7 @@ def test_if_nobody_else_can_be_stopped_it_is_tried_again_later() -> None:
 
 
 def test_a_clock_that_was_set_back_spares_nobody_for_longer() -> None:
-    spared = {"over": NOW, "goes on": NOW + SPARED, "set back": NOW + SPARED + 1}
+    spared = {"over": NOW, "goes on": NOW + SPARED, "ahead of us": NOW + SPARED + 1, "set back": NOW + 2 * SPARED + 1}
     assert no_longer_spared(spared, NOW) == ["over", "set back"]
 
 

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from crds.settings import Provisioning as Rules
 from crds.settings import Settings
+from planning.capacity import Room
+from planning.jobs import shape_of
 from planning.ledger import after_carrying_out, after_deciding, after_provisioning
 from planning.model import Booking, Decision, Ledger, NodeView, Provisioning, Resources, Snapshot
 from planning.placement import decide
-from planning.provisioning import AGAIN, COMING, PROVISIONING, RENEWED
+from planning.provisioning import AGAIN, COMING, PROVISIONING, RENEWED, Arrivals
 from tests.planning.builders import NOW, job, node, pod, quota, snapshot, taint, workload
 
 WAIT, TIMEOUT = 30, 900
@@ -338,3 +340,25 @@ def test_a_gang_needs_nodes_for_all_of_its_pods_and_claims_none_where_they_do_no
         nodes = [arriving(name) for name in coming]
         waited = Ledger(provisioning={uid: Provisioning(1, "waiting", NOW - WAIT) for uid in "gs"})
         assert ordered(round_of(snapshot(nodes, [gang, single]), waited)) == wanted, coming
+
+
+def test_one_quota_orders_no_more_than_it_suffices_for() -> None:
+    views = [workload(f"w{i}", 8, created=NOW - 200 + i) for i in range(10)]
+    waited = Ledger(provisioning={view.uid: Provisioning(1, "waiting", NOW - WAIT) for view in views})
+    seen = snapshot([node("n", 4)], views, quotas=[quota("q", "ns", gpus=16)])
+    first = round_of(seen, waited)
+    assert ordered(first) == ["w0", "w1"]
+    second = round_of(replace(seen, now=NOW + 60), after_deciding(waited, first))
+    assert ordered(second) == []
+    free = replace(seen, quotas=())
+    assert len(ordered(round_of(free, waited))) == 10, "without one only maxOrders bounds them"
+
+
+def test_many_gangs_that_no_coming_node_can_hold_are_looked_at_once() -> None:
+    nodes = [arriving(f"n{i}") for i in range(3)]
+    arrivals = Arrivals(nodes, {each.name: Room(0, 64_000, 2**40, 110) for each in nodes}, NOW)
+    spec = workload("g", 8).spec
+    assert spec is not None
+    shape = shape_of(spec, Settings())
+    assert not arrivals.serve(shape, 4) and arrivals.serve(shape, 2) and not arrivals.serve(shape, 2)
+    assert arrivals.serve(shape) and not arrivals.serve(shape)

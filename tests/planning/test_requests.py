@@ -221,6 +221,9 @@ def test_wrong_settings_are_refused_with_place_and_reason(given: Any, message: s
 def test_a_gang_orders_room_for_all_of_its_pods_and_no_gate_hides_them_from_the_autoscaler() -> None:
     template, made = order_manifests(workload("w", 8, spec={"replicas": 10}), 0, SETTINGS, RULES)
     assert made["spec"]["podSets"][0]["count"] == 10
+    elastic = workload("w", 8, spec={"replicas": 512, "minReplicas": 2})
+    _, made = order_manifests(elastic, 0, SETTINGS, RULES)
+    assert made["spec"]["podSets"][0]["count"] == 2, "what its quota was asked for"
     assert "schedulingGates" not in template["template"]["spec"]
 
 
