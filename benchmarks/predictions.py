@@ -1,7 +1,9 @@
 """How wrong predicted start times are: what is told to a workload when it begins to wait, against when it then starts.
 
 Work comes and goes as in `berth simulate --load` on a part of openb's nodes; predicted is as for `berth explain`, from
-nothing but what ended before. For whoever changes predictions, or wants to know what they are worth.
+nothing but what ended before. The trace is drawn with repetition, so most of what comes was seen before (62 % on
+openb): on work that repeats itself less, predictions are worth less. For whoever changes predictions, or wants to know
+what they are worth.
 """
 
 from __future__ import annotations

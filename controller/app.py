@@ -267,7 +267,7 @@ class Controller:
 
     def _node_changed(self, change: Change[NodeDigest]) -> None:
         def jobs_on(node: str) -> list[JobDigest]:
-            there = [job for job in self.jobs.items.values() if node in job.nodes]
+            there = [job for job in self.jobs.items.values() if node == job.node or node in job.nodes]
             owners = ((job, self.workloads.items.get(job.workload_uid)) for job in there)
             return [job for job, owner in owners if owner is not None and owner.namespace == job.namespace]
 

@@ -102,7 +102,6 @@ def job_digest(raw: Mapping[str, Any]) -> JobDigest | None:
         return None
     owner: Mapping[str, Any] = next((o for o in meta.get("ownerReferences") or () if o.get("uid") == uid), {})
     attempt = str(labels.get(ATTEMPT_LABEL, "0"))
-    node = str(annotations.get(NODE_ANNOTATION, ""))[:253]
     places = places_from(annotations.get(PLACES_ANNOTATION), (raw.get("spec") or {}).get("completions"))
     pods = pods_in(places)
     ended = {c.get("type") for c in status.get("conditions") or () if c.get("status") == "True"}
@@ -112,13 +111,13 @@ def job_digest(raw: Mapping[str, Any]) -> JobDigest | None:
         workload_uid=uid,
         workload=owner.get("name") or labels.get(WORKLOAD_LABEL, ""),
         attempt=int(attempt) if attempt.isdigit() else 0,
-        node=node,
+        node=str(annotations.get(NODE_ANNOTATION, ""))[:253],
         ready=all_ready(status, pods),
         finished=not ended.isdisjoint(("Complete", "Failed")),
         deleting="deletionTimestamp" in meta,
         uid=meta.get("uid", ""),
         complete="Complete" in ended,
-        nodes=tuple(name for name, _ in places) or (node,),
+        nodes=tuple(name for name, _ in places),
         assembled=0 < pods <= int(status.get("active") or 0),
     )
 

@@ -234,7 +234,7 @@ def _domains(shape: Shape, gang: Gang, reports: list[NodeReport], nodes: Sequenc
         domain = gangs.domain_of(gang, node)
         now[domain] += fits[node.name]
         empty[domain] += slots_when_empty(shape, node)
-    for domain in sorted(empty, key=lambda each: (-now[each], -empty[each], each)):
+    for domain in sorted(+empty, key=lambda each: (-now[each], -empty[each], each)):
         yield Domain(domain, now[domain], empty[domain])
 
 

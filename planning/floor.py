@@ -48,6 +48,11 @@ class Wish:
         """The least that it must get, of its quota and of nodes."""
         return self.shape.requests if self.gang is None else times(self.shape.requests, self.gang.least)
 
+    def beside(self, other: Resources) -> Resources:
+        """What it and another need of a quota."""
+        mine = self.need
+        return Resources(mine.gpus + other.gpus, mine.cpu_milli + other.cpu_milli, mine.memory + other.memory)
+
     @property
     def kind(self) -> Kind:
         """Two of one kind fit or do not fit alike."""

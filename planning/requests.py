@@ -21,11 +21,10 @@ from planning.model import JobView, PodView, RequestView, Stage, WorkloadView
 from planning.places import least_pods
 from planning.times import timestamp
 
-# Seconds after which to look again at the latest, for a poke may be lost; while a Job waits for its pod or a node for
-# its GPUs, of which nobody tells; and while an older request holds the name.
+# Seconds after which to look again at the latest, for a poke may be lost; and while a Job waits for its pod, a node for
+# its GPUs, or an older request holds the name, of which nobody tells.
 LOOK_AGAIN = 300.0
 LOOK_SOON = 30.0
-LOOK_AT_ONCE = 2.0
 LONGEST_BACKOFF = 1800.0
 
 
@@ -74,7 +73,7 @@ def next_step(seen: Observation, rules: Rules | None) -> Step:
         if seen.known:
             return failed(seen, rules, "RequestDeleted", "somebody deleted it")
         if current is not None:
-            return Step("wait", f"waits for the older ProvisioningRequest {current.name} to go", LOOK_AT_ONCE)
+            return Step("wait", f"waits for the older ProvisioningRequest {current.name} to go", LOOK_SOON)
         if seen.coming:
             return Step("wait", "a node is there whose GPUs are not usable yet; none is ordered meanwhile", LOOK_SOON)
         return Step("order")

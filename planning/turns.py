@@ -14,6 +14,7 @@ from math import inf
 
 from planning import gangs, status
 from planning.capacity import Holding
+from planning.filters import Shape
 from planning.fleet import Place
 from planning.floor import Floor, Kept, Kind, Wish, kept_for
 from planning.lifecycle import JOB_REFUSED, NO_SUITABLE_NODE
@@ -128,6 +129,7 @@ class Turns:
     awaiting: set[str] = field(default_factory=set)  # UIDs for which others are being stopped
     impossible: dict[Kind, str] = field(default_factory=dict)  # of gangs, why they can never run; '' if they can
     keeping: int = 0  # workloads for which room is kept
+    in_vain: dict[Shape, int] = field(default_factory=dict)  # preemptible, no place in between so many that are kept
     longest: int = 0  # of the nodes' names
     rooms: dict[str, list[tuple[Place, Resources]]] = field(default_factory=dict)  # held for whom others are stopped
 
@@ -274,7 +276,7 @@ class Turns:
             # For whom others were stopped takes no more than it was entitled to: else those could stop it in turn.
             if wish.view.uid in self.rooms and self.books.borrows(self.books.tenant(namespace), need):
                 return False
-            return self.books.short(namespace, _both(need, before), firm=is_firm) is None
+            return self.books.short(namespace, before.beside(need) if before else need, firm=is_firm) is None
 
         low, high = gang.least, gang.pods
         while low < high:
@@ -319,7 +321,7 @@ class Turns:
             if other.view.uid == wish.view.uid:
                 return True  # it has one
             if self.books.tenant(other.view.namespace) is tenant:
-                need = _both(need, other)
+                need = other.beside(need)
         return self.books.short(wish.view.namespace, need, firm=firm(wish.view)) is None
 
     def _lacking(self, wish: Wish) -> str:
@@ -360,7 +362,7 @@ class Turns:
 
     def _leaves_enough(self, before: Wish, wish: Wish) -> bool:
         """Whether what the tenant may still take suffices for this one beside the one before it."""
-        return self.books.short(wish.view.namespace, _both(wish.need, before), firm=firm(wish.view)) is None
+        return self.books.short(wish.view.namespace, before.beside(wish.need), firm=firm(wish.view)) is None
 
     def _lent_on(self, view: WorkloadView, need: Resources) -> bool:
         """Whether it borrows what another tenant of its cohort waits for, which is before it: that may have it back."""
@@ -372,15 +374,19 @@ class Turns:
         """A place where room is kept for somebody else, who will find it free or have it back. A gang gets none."""
         if wish.gang is not None:
             return None
-        for kept in self.floor.kept:
-            ends = kept.start is not None and wish.until <= kept.start
-            if (ends or not firm(wish.view)) and self.floor.take_kept(wish, kept):
-                return replace(_assignment(wish, kept.node, wish.strategy), backfill=kept.start if ends else 0.0)
+        is_firm, kept_now = firm(wish.view), len(self.floor.kept)
+        if is_firm or self.in_vain.get(wish.shape) != kept_now:
+            for kept in self.floor.kept:
+                ends = kept.start is not None and wish.until <= kept.start
+                if (ends or not is_firm) and self.floor.take_kept(wish, kept):
+                    return replace(_assignment(wish, kept.node, wish.strategy), backfill=kept.start if ends else 0.0)
+            if not is_firm:
+                self.in_vain[wish.shape] = kept_now
         found = self.floor.take_claimed(wish)
         if found is None:
             return None
         node, until = found
-        return replace(_assignment(wish, node, wish.strategy), backfill=until, lent=not firm(wish.view))
+        return replace(_assignment(wish, node, wish.strategy), backfill=until, lent=not is_firm)
 
     def _releases(self) -> dict[str, list[tuple[float, Resources]]]:
         """By node, what is held there and when it will be free at the latest."""
@@ -410,13 +416,6 @@ def _making_room(where: str, names: list[str]) -> str:
 
 def wait(view: WorkloadView, reason: str, message: str) -> Waiting:
     return Waiting(view.uid, view.namespace, view.name, view.resource_version, reason, message)
-
-
-def _both(need: Resources, before: Wish | None) -> Resources:
-    if before is None:
-        return need
-    b = before.need
-    return Resources(need.gpus + b.gpus, need.cpu_milli + b.cpu_milli, need.memory + b.memory)
 
 
 def _assignment(wish: Wish, node: str, strategy: str, places: Places = ()) -> Assignment:

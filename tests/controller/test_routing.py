@@ -88,7 +88,7 @@ def test_a_gangs_job_tells_when_its_pods_are_there_and_where() -> None:
     single = job_digest(
         {"metadata": {**raw["metadata"], "annotations": {"gpu.warp.dev/node": "a"}}, "status": {"active": 1}}
     )
-    assert single is not None and not single.assembled and single.nodes == ("a",)
+    assert single is not None and not single.assembled and (single.node, single.nodes) == ("a", ())
 
 
 def test_that_a_job_runs_reaches_a_workflow_that_is_open_since_before() -> None:

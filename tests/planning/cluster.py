@@ -42,6 +42,7 @@ class Cluster:
     jobs: dict[str, JobView] = field(default_factory=dict)  # by UID of their workload
     pods: dict[str, PodView] = field(default_factory=dict)
     stopped: list[tuple[str, str]] = field(default_factory=list)  # who, and what it was told
+    lent: list[bool] = field(default_factory=list)  # of those, who had what was kept for somebody
     ended: list[str] = field(default_factory=list)
     lifts: int = 512  # gates that a round lifts
     unstoppable: set[str] = field(default_factory=set)
@@ -80,6 +81,7 @@ class Cluster:
             assert self.jobs[stop.uid].uid == stop.job_uid and not self.jobs[stop.uid].preempted
             self.jobs[stop.uid] = replace(self.jobs[stop.uid], preempted=True)
             self.stopped.append((stop.uid, stop.message))
+            self.lent.append(self.jobs[stop.uid].backfill is not None)
         for place in decision.assignments:
             assert place.uid not in self.jobs and place.uid not in self.pods, f"{place.uid} has a Job already"
             view = self.workloads[place.uid]

@@ -92,18 +92,22 @@ def test_everything_that_can_run_runs_and_ends(
         cluster.lifts = 2 if step % 3 else 512
         cluster.settle()
         cluster.check()
-        stops = [(uid, _for_whom(message)) for uid, message in cluster.stopped[before:]]
+        stops = [
+            (uid, _for_whom(message), lent)
+            for (uid, message), lent in zip(cluster.stopped[before:], cluster.lent[before:], strict=True)
+        ]
         # What is stopped is gone a moment later; nothing else happens meanwhile. Then its place must be taken.
         now = cluster.now
         cluster.tick(0.0)
         cluster.settle()
         cluster.check()
-        for victim, winner in stops:
+        for victim, winner, lent in stops:
             # Beside one who then could not be, somebody may be stopped in vain.
             placed = winner in cluster.running or cluster.refused
             assert placed, f"{victim} was stopped for {winner}, which does not run"
             assert (winner, victim) not in served, f"{winner} and {victim} stop each other"
-            served.add((victim, winner))
+            if not lent:  # else it may have the better claim when what it holds is no longer borrowed
+                served.add((victim, winner))
         if not waiting and not cluster.running:
             break
         cluster.now = now
