@@ -37,13 +37,21 @@ class Tenant:
     namespace: str
 
     async def node(self, name: str, gpus: int, *, kubelet: bool = True, **labels: str) -> str:
-        """A simulated node. One without `kubelet` does nothing with its pods: the test does, by `play`."""
+        """A simulated node. One without `kubelet` does nothing with its pods: the test does, by `play`; and it can be
+        used at once, for the taint that every node is born with is gone.
+        """
         full = f"{self.namespace}-{name}"
         manifest = node_manifest(SimulatedNode(full, gpus=gpus, labels={"pool": self.namespace, **labels}))
         if not kubelet:
             del manifest["metadata"]["annotations"]
             manifest["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
         await self.kube.create(NODES, manifest)
+        if not kubelet:
+
+            async def usable() -> bool:
+                return not (await self.kube.get(NODES, full))["spec"].get("taints")
+
+            await eventually(usable, 20, lambda: f"node {full} keeps its taints")
         return full
 
     async def play(self, workload: str, phase: str, **conditions: bool) -> None:

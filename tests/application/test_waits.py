@@ -84,7 +84,11 @@ async def a_node_that_is_merely_not_ready_is_waited_for_and_says_so(tenant: Tena
     assert raw["status"]["phase"] in ("Running", "Scheduled")
     assert "waiting for it" in raw["status"]["message"]
     assert raw["status"]["retryCount"] == 0
-    assert [e["type"] for e in await tenant.events("w") if e["reason"] == "NodeNotReady"] == ["Warning"]
+
+    async def heard() -> bool:  # Events are written beside the statuses
+        return [e["type"] for e in await tenant.events("w") if e["reason"] == "NodeNotReady"] == ["Warning"]
+
+    await eventually(heard, 10, lambda: "no Event tells of the node")
     await tenant.kube.merge_patch(NODES, node, None, {"metadata": {"labels": {"gpu.warp.dev/simulated-failure": None}}})
     await tenant.until("w", phase="Running", message=f"running on node {node}")
     await tenant.until("w", phase="Succeeded", seconds=60)
