@@ -57,13 +57,9 @@ def placement_attributes(pool: str) -> TypedSearchAttributes:
 
 @dataclass(frozen=True)
 class Poke:
-    """Something changed; go and look. Carries no content but how new the news is, per watched kind.
-
-    `traces`: W3C traceparents of the watch events that this poke began with, by UID; empty unless traces are exported.
-    """
+    """Something changed; go and look. Carries no content but how new the news is, per watched kind."""
 
     seen: Versions = field(default_factory=dict)
-    traces: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 from opentelemetry import metrics
 from opentelemetry.trace import get_tracer
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from temporalio import activity
 from temporalio.client import Client
 from temporalio.common import WorkflowIDReusePolicy
@@ -36,6 +35,7 @@ from activities.messages import (
 from activities.patience import ATTEMPTS, TRANSIENT, cut, may_pass
 from activities.signatures import CARRY_OUT, STATUS_LIMIT, TASK_QUEUE, CarriedOut, CarryOut, Versions, WorkloadRef
 from activities.taking_back import TakingBack
+from activities.tracing import workload_span
 from activities.writes import add_finalizer, delete_job, reference, write_cluster_status, write_status
 from crds.gpureservation import KIND as RESERVATION
 from crds.gpuworkload import API_VERSION
@@ -77,7 +77,6 @@ _wait = _meter.create_histogram(
     "warp_gpuworkload_time_to_placement", unit="s", description="From a workload's creation to its first Job"
 )
 _tracer = get_tracer("berth.worker")
-_traces = TraceContextTextMapPropagator()
 
 T = TypeVar("T")
 
@@ -155,7 +154,7 @@ class Placements:
         await self._each(decision.withdrawals, lambda w: self._withdraw(w, withdrawn))
         done.stale += [w.uid for w in decision.withdrawals if w.uid not in withdrawn]
         await self._each(decision.pins, lambda pin: lift(self._kube, pin))
-        await self._each(decision.assignments, lambda a: self._assign(a, request.traces.get(a.uid), done))
+        await self._each(decision.assignments, lambda a: self._assign(a, done))
         await self._each([*decision.verdicts, *done.refused], lambda v: self._tell(v, done))
         await self._each(decision.examine, lambda entry: self._examine(entry, done))
         # For whom somebody goes on, the next round finds out what else there is.
@@ -200,9 +199,9 @@ class Placements:
             if isinstance(result, BaseException):
                 raise result
 
-    async def _assign(self, assignment: Assignment, trace: str | None, done: CarriedOut) -> None:
+    async def _assign(self, assignment: Assignment, done: CarriedOut) -> None:
         try:
-            job = await self._make(assignment, trace)
+            job = await self._make(assignment)
         except (KubeError, ValueError) as failed:
             # What fails for this one entry time and again, by a server's error, should not hold up the others.
             if isinstance(failed, TRANSIENT) and activity.info().attempt < ATTEMPTS:
@@ -216,16 +215,12 @@ class Placements:
         else:
             done.made[assignment.uid] = job.resource_version
 
-    async def _make(self, assignment: Assignment, trace: str | None) -> JobView | None:
+    async def _make(self, assignment: Assignment) -> JobView | None:
         """The assignment's Job, made now or by an earlier try. None: the workload changed and nothing was made."""
         view = await self._unchanged(assignment)
         if view is None:
             return await self._job(assignment)
-        with _tracer.start_as_current_span(
-            "create Job",
-            context=_traces.extract({"traceparent": trace}) if trace else None,
-            attributes={"gpuworkload.uid": view.uid, "k8s.node.name": assignment.node},
-        ):
+        with workload_span(_tracer, "create Job", view.uid, {"k8s.node.name": assignment.node}):
             manifest = jobs.job_manifest(view, assignment, self._cache.settings)
             try:
                 job = job_view(await self._kube.create(JOBS, manifest, view.namespace))

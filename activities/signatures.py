@@ -75,12 +75,10 @@ class DecideResult:
 class CarryOut:
     """A decision to carry out; the statuses that lag behind their Jobs are brought up to date with it.
 
-    `traces`: where a workload's trace began, as W3C traceparents by UID, where known. `lately` and `reserved`: the
-    ledger's, where statuses are to tell of them.
+    `lately` and `reserved`: the ledger's, where statuses are to tell of them.
     """
 
     decision: Decision
-    traces: dict[str, str] = field(default_factory=dict)
     lately: dict[str, Lately] = field(default_factory=dict)
     reserved: dict[str, dict[str, int]] | None = None
 

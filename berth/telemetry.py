@@ -17,9 +17,12 @@ from opentelemetry.sdk.metrics.view import ExplicitBucketHistogramAggregation, V
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from prometheus_client import REGISTRY, CollectorRegistry
 from temporalio import activity, workflow
 from temporalio.runtime import LogForwardingConfig, LoggingConfig, Runtime, TelemetryConfig, TelemetryFilter
+
+from activities.tracing import trace_begun
 
 ANSWER_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.0)
 DURATION_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -97,13 +100,22 @@ def set_up_metrics() -> None:
     metrics.set_meter_provider(meter_provider())
 
 
+class TraceIds(RandomIdGenerator):
+    """Random ids, but a workload's own spans. UIDs are random too: sampling by trace id takes whole lives."""
+
+    def generate_trace_id(self) -> int:
+        return trace_begun() or super().generate_trace_id()
+
+
 def set_up_traces(service: str) -> TracerProvider | None:
     """Spans go to an OTLP endpoint when the standard variables name one; else None. Whoever ends the process shuts the
     provider down, which sends what is left.
     """
     if not (os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")):
         return None
-    provider = TracerProvider(resource=Resource.create({"service.name": service}), shutdown_on_exit=False)
+    provider = TracerProvider(
+        resource=Resource.create({"service.name": service}), id_generator=TraceIds(), shutdown_on_exit=False
+    )
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(provider)
     return provider

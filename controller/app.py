@@ -16,10 +16,10 @@ from functools import partial
 from typing import Any
 
 from opentelemetry.trace import get_tracer
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from temporalio.client import Client
 
 from activities.cache import LIVE_PODS, ByOwner
+from activities.tracing import workload_span
 from controller import sweep
 from controller.digests import (
     JobDigest,
@@ -52,7 +52,6 @@ ASK_AGAIN = 60.0
 FLUSH = 4.0
 
 _tracer = get_tracer("berth.controller")
-_propagator = TraceContextTextMapPropagator()
 
 
 class Controller:
@@ -248,12 +247,8 @@ class Controller:
             route = with_order(route, change.uid)
         if route is NOBODY or not self.synced:
             return
-        with _tracer.start_as_current_span("watch GPUWorkload", attributes={"gpuworkload.uid": change.uid}):
-            carrier: dict[str, str] = {}
-            _propagator.inject(carrier)
-        traceparent = carrier.get("traceparent")
-        trace = (change.uid, traceparent) if traceparent else None
-        self._concern(route, "gpuworkloads", change.resource_version, trace=trace)
+        with workload_span(_tracer, "watch GPUWorkload", change.uid):
+            self._concern(route, "gpuworkloads", change.resource_version)
 
     def _job_changed(self, change: Change[JobDigest]) -> None:
         self._jobs_by_workload.change(change)
@@ -290,10 +285,10 @@ class Controller:
         if self.synced:
             self._concern(route, kind, version)
 
-    def _concern(self, route: Route, kind: str, version: int, *, trace: tuple[str, str] | None = None) -> None:
+    def _concern(self, route: Route, kind: str, version: int) -> None:
         if self._followed is not None:
             self._followed.update(poke.uid for poke in route.workloads if poke.begin)
-        self.poker.concern(route, kind, version, trace=trace)
+        self.poker.concern(route, kind, version)
 
 
 def _generation(raw: dict[str, Any]) -> int:

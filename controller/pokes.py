@@ -70,7 +70,6 @@ class Poker:
         self._wake = asyncio.Event()
         self._trouble = 0
         self._last_ledger_poke = -math.inf
-        self._traces: dict[str, str] = {}
 
     @property
     def reachable(self) -> bool:
@@ -81,13 +80,8 @@ class Poker:
     def pending(self) -> int:
         return len(self._workloads) + (self._ledger_seen is not None)
 
-    def concern(self, route: Route, kind: str, version: int, *, trace: tuple[str, str] | None = None) -> None:
-        """Somebody must hear of a change of `kind` (a plural name) at `version`.
-
-        `trace`: a workload's UID and the traceparent of the watch event, where traces are exported.
-        """
-        if trace is not None:
-            self._traces[trace[0]] = trace[1]
+    def concern(self, route: Route, kind: str, version: int) -> None:
+        """Somebody must hear of a change of `kind` (a plural name) at `version`."""
         if route.ledger:
             self._note_ledger({kind: version})
             self._wake.set()
@@ -149,16 +143,14 @@ class Poker:
             asyncio.get_running_loop().call_later(remaining, self._wake.set)
             return True
         seen, self._ledger_seen = self._ledger_seen, None
-        traces, self._traces = self._traces, {}
         taken = False
         try:
-            taken = await self._attempt(self._poke_ledger(seen, traces), "ledger")
+            taken = await self._attempt(self._poke_ledger(seen), "ledger")
         finally:
             if taken:
                 self._last_ledger_poke = time.monotonic()
             else:
                 self._note_ledger(seen)
-                self._traces = traces | self._traces
         return taken
 
     async def _deliver_to_workloads(self) -> bool:
@@ -198,7 +190,7 @@ class Poker:
         _sent.add(1, {"receiver": receiver})
         return True
 
-    async def _poke_ledger(self, seen: Versions, traces: dict[str, str]) -> None:
+    async def _poke_ledger(self, seen: Versions) -> None:
         await self._client.start_workflow(
             "Placement",
             PlacementState(pool=self._pool),
@@ -208,7 +200,7 @@ class Poker:
             search_attributes=placement_attributes(self._pool),
             static_summary=f"Placement ledger of pool {self._pool}",
             start_signal="poke",
-            start_signal_args=[Poke(seen, traces)],
+            start_signal_args=[Poke(seen)],
             rpc_timeout=ANSWER,
         )
 

@@ -43,8 +43,6 @@ RECHECK = timedelta(seconds=60)
 CATCH_UP = timedelta(seconds=2)
 # Between two times of learning from workloads that ended: nobody waits for it, and it costs events.
 LEARN_PAUSE = 60.0
-# Traces that wait for their workload's Job; beyond this new ones are not carried on.
-TRACES = 2000
 # Kinds whose changes concern the ledger even when nobody waits: a workload is new, its Job runs or vanished, or a
 # quota or a reservation was edited.
 WORKLOAD_NEWS = frozenset({"gpuworkloads", "jobs", "gpuquotas", "gpureservations"})
@@ -86,7 +84,6 @@ class Placement:
         self._behind = False
         self._stale_rounds = 0
         self._in_round = False
-        self._traces: dict[str, str] = {}
         self._learn_in: float | None = None
         self._learned = 0.0
         self._quotas_in: float | None = None
@@ -94,8 +91,6 @@ class Placement:
     @workflow.signal(description="Something changed in the cluster: look again")
     def poke(self, poke: Poke) -> None:
         self._state.fresh = newest(self._state.fresh, poke.seen)
-        if len(self._traces) < TRACES:
-            self._traces.update(poke.traces)
         # Room that came free concerns only those who wait for it, and promises that wait to be seen.
         waiting = self._in_round or self._last.queued or self._state.ledger.in_flight
         if waiting or not poke.seen.keys().isdisjoint(WORKLOAD_NEWS):
@@ -176,7 +171,6 @@ class Placement:
                         stoppable=[],
                         reserved=None,
                     ),
-                    {a.uid: self._traces.pop(a.uid) for a in decision.assignments if a.uid in self._traces},
                     self._state.ledger.lately if result.quotas else {},
                     self._state.ledger.reserved if result.reservations else None,
                 ),
@@ -202,8 +196,6 @@ class Placement:
             self._stale_rounds = self._stale_rounds + 1 if again and not (done.made or done.shown) else 0
             self._behind |= again
             self._poked |= bool(decision.examine) or done.shown >= STATUS_LIMIT
-        for uid in decision.forget:
-            self._traces.pop(uid, None)
         if decision.more and limit:  # else it goes on when promises were seen, of which pokes tell
             self._poked = True
         self._learn_in = result.learn_in

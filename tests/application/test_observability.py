@@ -67,21 +67,13 @@ async def test_a_trace_leads_from_the_watch_event_to_the_job(tenant: Tenant, col
     uid = raw["metadata"]["uid"]
     await tenant.until("w", phase="Succeeded")
 
-    def of(service: str, name: str) -> set[str]:
-        return {
-            s.trace
-            for s in collector.spans
-            if s.service == service and s.name == name and s.attributes.get("gpuworkload.uid") == uid
-        }
+    def told() -> set[tuple[str, str]]:
+        return {(s.service, s.name) for s in collector.spans if s.trace == uid.replace("-", "")}
 
     async def joined() -> bool:
-        return bool(of("berth-controller", "watch GPUWorkload") & of("berth-worker", "create Job"))
+        return {("berth-controller", "watch GPUWorkload"), ("berth-worker", "create Job")} <= told()
 
-    await eventually(
-        joined,
-        20,
-        lambda: f"no trace joins both processes among {len(collector.spans)} spans",
-    )
+    await eventually(joined, 20, lambda: f"of {len(collector.spans)} spans its trace has only {told()}")
 
 
 async def test_logs_are_json_and_carry_the_workflow_id(tenant: Tenant) -> None:

@@ -11,12 +11,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry, generate_latest
 from temporalio import activity
 from temporalio.testing import ActivityEnvironment
 
+from activities.tracing import workload_span
 from berth.process import ProcessOptions, connect_temporal
-from berth.telemetry import DURATION_BUCKETS, JsonLines, meter_provider, sdk_runtime
+from berth.telemetry import DURATION_BUCKETS, JsonLines, TraceIds, meter_provider, sdk_runtime
 
 
 def test_series_carry_their_own_labels_only() -> None:
@@ -35,6 +40,33 @@ def test_series_carry_their_own_labels_only() -> None:
     ]
     assert bounds == [*(str(b) for b in DURATION_BUCKETS), "+Inf"]
     assert "berth_decision_duration_seconds_count 1.0" in lines
+
+
+def test_a_workload_s_spans_are_one_trace_in_every_process() -> None:
+    uid = "0b2f9c0e-93f1-4c0a-9d51-3f3b2b1f6a77"
+    told = InMemorySpanExporter()
+    for process in ("controller", "worker"):
+        provider = TracerProvider(id_generator=TraceIds())
+        provider.add_span_processor(SimpleSpanProcessor(told))
+        tracer = provider.get_tracer(process)
+        with tracer.start_as_current_span("round"), workload_span(tracer, "look", uid, {"process": process}):
+            pass
+    first, round_of_it, second, _ = told.get_finished_spans()
+    assert {s.context.trace_id for s in (first, second) if s.context} == {int(uid.replace("-", ""), 16)}
+    assert dict(first.attributes or {}) == {"gpuworkload.uid": uid, "process": "controller"}
+    assert first.parent is None and [link.context for link in first.links] == [round_of_it.context]
+    assert round_of_it.context and round_of_it.context.trace_id != int(uid.replace("-", ""), 16)
+
+
+@pytest.mark.parametrize("uid", ["u", "", "00000000-0000-0000-0000-000000000000"])
+def test_a_span_of_what_has_no_uuid_begins_a_trace_of_its_own(uid: str) -> None:
+    told = InMemorySpanExporter()
+    provider = TracerProvider(id_generator=TraceIds())
+    provider.add_span_processor(SimpleSpanProcessor(told))
+    with workload_span(provider.get_tracer("t"), "look", uid):
+        pass
+    (span,) = told.get_finished_spans()
+    assert span.context and span.context.is_valid and not span.links
 
 
 def record(**extra: Any) -> logging.LogRecord:

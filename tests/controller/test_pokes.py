@@ -19,7 +19,6 @@ LEDGER = Route(ledger=True)
 BOTH = Route(
     ledger=True, workloads=(WorkloadPoke("u", "ns", "w", begin=True), WorkloadPoke("v", "ns", "x", begin=True))
 )
-TRACE = ("u", "00-aa-bb-01")
 
 
 def poker(temporal: FakeTemporal, recovered: Callable[[], None] = lambda: None) -> Poker:
@@ -38,7 +37,7 @@ async def test_what_temporal_does_not_take_stays_due(away: Exception) -> None:
     temporal.away = away
     mine = poker(temporal, lambda: recoveries.append(1))
     running = asyncio.create_task(mine.run())
-    mine.concern(BOTH, "gpuworkloads", 5, trace=TRACE)
+    mine.concern(BOTH, "gpuworkloads", 5)
     await until(lambda: not mine.reachable)
     mine.concern(BOTH, "jobs", 7)
     assert not running.done()
@@ -48,7 +47,7 @@ async def test_what_temporal_does_not_take_stays_due(away: Exception) -> None:
     assert mine.pending == 0
     assert recoveries == [1]
     told = dict(temporal.started)
-    assert told["placement/default"] == Poke({"gpuworkloads": 5, "jobs": 7}, dict([TRACE]))
+    assert told["placement/default"] == Poke({"gpuworkloads": 5, "jobs": 7})
     assert told["gpuworkload/u"].seen == {"gpuworkloads": 5, "jobs": 7}
     assert "gpuworkload/v" in told
 
@@ -58,7 +57,7 @@ async def test_a_poke_under_way_when_all_is_cancelled_stays_due() -> None:
     temporal.gate = asyncio.Event()
     mine = poker(temporal)
     running = asyncio.create_task(mine.run())
-    mine.concern(LEDGER, "gpuworkloads", 5, trace=TRACE)
+    mine.concern(LEDGER, "gpuworkloads", 5)
     await until(lambda: temporal.calls > 0)
     running.cancel()
     await asyncio.wait({running})
@@ -70,7 +69,7 @@ async def test_a_poke_under_way_when_all_is_cancelled_stays_due() -> None:
     assert mine.pending == 3
     temporal.gate.set()
     await mine.flush(2.0)
-    assert dict(temporal.started)["placement/default"] == Poke({"gpuworkloads": 5}, dict([TRACE]))
+    assert dict(temporal.started)["placement/default"] == Poke({"gpuworkloads": 5})
     assert len(temporal.started) == 3
 
 
@@ -78,7 +77,7 @@ async def test_an_unexpected_failure_loses_nothing_either() -> None:
     temporal = FakeTemporal()
     temporal.away = KeyError("a bug")
     mine = poker(temporal)
-    mine.concern(LEDGER, "gpuworkloads", 5, trace=TRACE)
+    mine.concern(LEDGER, "gpuworkloads", 5)
     with pytest.raises(KeyError):
         await mine.flush(1.0)
     mine.concern(BOTH, "jobs", 7)
@@ -87,7 +86,7 @@ async def test_an_unexpected_failure_loses_nothing_either() -> None:
     assert mine.pending == 3
     temporal.away = None
     await mine.flush(1.0)
-    assert dict(temporal.started)["placement/default"] == Poke({"gpuworkloads": 5, "jobs": 7}, dict([TRACE]))
+    assert dict(temporal.started)["placement/default"] == Poke({"gpuworkloads": 5, "jobs": 7})
 
 
 async def test_a_failed_poke_and_a_newer_one_become_one_that_begins() -> None:
