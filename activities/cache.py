@@ -266,7 +266,8 @@ class ClusterCache:
             types = gpu_types(self.nodes.items.values())
             self._gpu_types = time.monotonic(), types
         profiles = self._profiles_by_model.of((view.namespace, view.spec.model_name))
-        return recommend(profiles[0], ask_of(view.spec), types, time.time()) if profiles else None
+        ask = ask_of(view.spec, self._settings.gpu_resource)
+        return recommend(profiles[0], ask, types, time.time()) if profiles else None
 
     def node(self, name: str) -> NodeView | None:
         # One that was deleted and made anew may be there twice for a moment: the latest is meant.

@@ -14,7 +14,8 @@ from crds import gpumodelprofile, gpuquota, gpureservation, gpuworkload
 from crds.gpumodelprofile import GPUModelProfileSpec, GPUModelProfileStatus
 from crds.gpuquota import GPUQuotaSpec, GPUQuotaStatus
 from crds.gpureservation import GPUReservationSpec, GPUReservationStatus
-from crds.gpuworkload import MUTABLE, GPUWorkloadSpec, GPUWorkloadStatus
+from crds.gpuworkload import MUTABLE, GPUWorkloadSpec
+from crds.gpuworkload_status import GPUWorkloadStatus
 
 Schema = dict[str, Any]
 

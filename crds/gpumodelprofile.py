@@ -97,6 +97,9 @@ class TypicalPod(ProfileModel):
     models: Annotated[list[Annotated[StrictStr, Field(max_length=63)]], Field(max_length=8)] = Field(
         default_factory=list, description="GPU models of which it needs one; none for any."
     )
+    resource: Annotated[StrictStr, Field(max_length=317)] = Field(
+        default="", description="The resource of its GPUs; empty for the installation's."
+    )
     weight: Count
 
 

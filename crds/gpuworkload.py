@@ -1,4 +1,4 @@
-"""GPUWorkload (gpu.warp.dev/v1alpha1): what a person may ask for and what berth reports, for everyone who reads one.
+"""GPUWorkload (gpu.warp.dev/v1alpha1): what a person may ask for, for everyone who reads one.
 
 The models are the only description: the CRD is generated from them (`crds.generate`), and what they refuse becomes a
 condition with a path and a reason. Every list, map and string has a bound, so that a hostile resource stays small.
@@ -48,6 +48,7 @@ QUANTITY_PATTERN = (
     r"^\+?(([0-9]{1,30}(\.[0-9]{0,9})?)|(\.[0-9]{1,9}))"
     r"(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?[0-9]{1,2}))?$"
 )
+EXTENDED_RESOURCE_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 STRATEGY_PATTERN = r"^[a-z][A-Za-z0-9]{0,62}$"
 LABEL_VALUE_PATTERN = r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$"
 _LABEL_KEY = re.compile(
@@ -133,6 +134,8 @@ def _schema(**extra: Any) -> dict[str, Any]:
 
 INT_OR_STRING = _schema(**{"x-kubernetes-int-or-string": True})
 FREE_OBJECT = _schema(**{"x-kubernetes-preserve-unknown-fields": True})
+
+_ONE_SEAT = "gpuFraction is a part of one GPU, given as a seat: gpuCount must be 1, and gpuResource left out"
 
 Int = Annotated[int, Field(strict=True)]
 Quantity = Annotated[
@@ -245,7 +248,18 @@ class GPUWorkloadSpec(CRDModel):
         description="The model this workload serves or trains; the container reads it as MODEL_NAME."
     )
     gpu_count: Annotated[Int, Field(ge=1, le=MAX_GPUS, json_schema_extra={"format": "int32"})] = Field(
-        description="Whole GPUs of each pod, all on one node; the container reads it as GPU_COUNT."
+        description="GPUs of each pod, all on one node; the container reads it as GPU_COUNT."
+    )
+    gpu_resource: Annotated[StrictStr, Field(max_length=317, pattern=EXTENDED_RESOURCE_PATTERN)] | None = Field(
+        default=None,
+        description="The resource that counts the GPUs, such as amd.com/gpu; left out, the installation's.",
+    )
+    gpu_memory: Quantity | None = Field(
+        default=None, description="Memory that each GPU must have at least, as the node's labels tell it, such as 40G."
+    )
+    gpu_fraction: Annotated[float, Field(strict=True, ge=0.001, le=0.999)] | None = Field(
+        default=None,
+        description="The part of one GPU that is enough, such as 0.5; in a cluster it becomes a seat.",
     )
     replicas: Annotated[Int, Field(ge=1, le=MAX_REPLICAS, json_schema_extra={"format": "int32"})] = Field(
         default=1,
@@ -345,6 +359,10 @@ class GPUWorkloadSpec(CRDModel):
                     "fieldPath": ".reservation",
                     "message": "cannot be combined with replicas above 1",
                 },
+                {
+                    "rule": "!has(self.gpuFraction) || (self.gpuCount == 1 && !has(self.gpuResource))",
+                    "message": _ONE_SEAT,
+                },
             ]
         }
     )
@@ -371,6 +389,12 @@ class GPUWorkloadSpec(CRDModel):
             for name in ("image", "command", "args", "env", "resources"):
                 if getattr(self, name) is not None:
                     raise ValueError(f"template cannot be combined with {name}: put it into the template's containers")
+        return self
+
+    @model_validator(mode="after")
+    def _a_part_is_of_one(self) -> Self:
+        if self.gpu_fraction is not None and (self.gpu_count != 1 or self.gpu_resource is not None):
+            raise ValueError(_ONE_SEAT)
         return self
 
     @property
@@ -415,85 +439,3 @@ class Condition(CRDModel):
 
 Time = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
 Name = Annotated[str, Field(max_length=253)]
-
-
-class DecisionNote(CRDModel):
-    """One thing that was decided about a workload."""
-
-    time: Time
-    reason: Annotated[str, Field(min_length=1, max_length=256)] = Field(description="As in the conditions and Events.")
-    attempt: Annotated[int, Field(ge=0, json_schema_extra={"format": "int32"})] | None = None
-    node: Name | None = None
-    message: Annotated[str, Field(max_length=256)] = ""
-
-
-class Recommendation(CRDModel):
-    """What berth proposes from what it learned of the model; nothing applies it."""
-
-    gpu_count: Annotated[int, Field(ge=1, json_schema_extra={"format": "int32"})] | None = None
-    memory_mib: Annotated[int, Field(ge=1, json_schema_extra={"format": "int32"})] | None = Field(
-        default=None, alias="memoryMiB", description="Memory that each GPU should have."
-    )
-    gpu_type: Annotated[str, Field(max_length=63)] | None = Field(
-        default=None, description="The smallest GPU model of the fleet that has as much."
-    )
-    priority: Literal["low", "normal", "high"] | None = None
-    confidence: Annotated[float, Field(ge=0, le=1)] = Field(description="From 0 to 1; it grows with the runs seen.")
-    reason: Annotated[str, Field(max_length=1024)] = ""
-    simulated: bool | None = Field(default=None, description="It rests on samples that were simulated.")
-
-
-# Nodes of a gang that its status names.
-SHOWN_NODES = 32
-
-
-class PodsOnNode(CRDModel):
-    """How many of a gang's pods are on a node."""
-
-    name: Name
-    pods: Annotated[int, Field(ge=1, json_schema_extra={"format": "int32"})]
-
-
-class GPUWorkloadStatus(CRDModel):
-    """What berth reports. A projection: nothing reads it back to decide, except that a terminal phase is final."""
-
-    phase: Phase | None = None
-    assigned_node: Name | None = Field(
-        default=None, description="Where the current Job is pinned; of a gang, the node of its first pod."
-    )
-    placed_replicas: Annotated[int, Field(ge=1, json_schema_extra={"format": "int32"})] | None = Field(
-        default=None, description="Of a gang: the pods of the current or last Job."
-    )
-    nodes: Annotated[list[PodsOnNode], Field(max_length=SHOWN_NODES)] | None = Field(
-        default=None, description="Of a gang: where its pods are, in the order of their indices; the first nodes."
-    )
-    last_schedule_time: Time | None = Field(default=None, description="When the last Job was created.")
-    retry_count: Annotated[int, Field(ge=0, json_schema_extra={"format": "int32"})] | None = Field(
-        default=None, description="Failures so far that were answered, or will be, with another Job."
-    )
-    message: Annotated[str, Field(max_length=8192)] | None = Field(default=None, description="What matters now.")
-    job_name: Name | None = Field(default=None, description="The current or last Job.")
-    observed_generation: Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"})] | None = None
-    attempt: Annotated[int, Field(ge=0, json_schema_extra={"format": "int32"})] | None = Field(
-        default=None, description="Number of the current or next Job, from 0; evictions count here, not as retries."
-    )
-    next_retry_time: Time | None = None
-    start_time: Time | None = None
-    finish_time: Time | None = None
-    strategy: Annotated[str, Field(max_length=63)] | None = Field(
-        default=None, description="The strategy that chose the node, or will."
-    )
-    expected_start_time: Time | None = Field(
-        default=None, description="While it waits: when it should start, by what such runs took so far."
-    )
-    expected_start_latest: Time | None = Field(default=None, description="The same, nine times in ten.")
-    decisions: Annotated[list[DecisionNote], Field(max_length=10)] | None = Field(
-        default=None, description="The last ten decisions about it, the latest last; all are in its workflow's history."
-    )
-    recommendation: Recommendation | None = Field(
-        default=None, description="What its model's profile proposed when this status was written."
-    )
-    conditions: Annotated[list[Condition], Field(max_length=16)] | None = Field(
-        default=None,
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
-    )

@@ -60,6 +60,8 @@ def _reason(kind: str, ctx: dict[str, Any], message: str, value: object) -> str:
             return f"must be {ctx.get('expected')}{shown}"
         case "int_type" | "int_from_float" | "int_parsing":
             return f"must be an integer{shown}"
+        case "float_type":
+            return f"must be a number{shown}"
         case "string_type":
             return f"must be a string{shown}"
         case "bool_type":

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field, StrictStr
 
-from crds.gpuworkload import STRATEGY_PATTERN, Argument, CRDModel, Int
+from crds.gpuworkload import EXTENDED_RESOURCE_PATTERN, STRATEGY_PATTERN, Argument, CRDModel, Int
 
 SETTINGS_NAMESPACE = "berth-system"
 SETTINGS_NAME = "berth-settings"
@@ -44,7 +44,7 @@ class Settings(CRDModel):
     default_strategy: Annotated[StrictStr, Field(pattern=STRATEGY_PATTERN)] = "leastLoaded"
     gpu_resource: Annotated[
         StrictStr,
-        Field(max_length=317, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"),
+        Field(max_length=317, pattern=EXTENDED_RESOURCE_PATTERN),
     ] = "nvidia.com/gpu"
     minimum_runtime_seconds: Annotated[Int, Field(ge=0, le=86400)] = 60
     bind_deadline_seconds: Annotated[Int, Field(ge=1, le=3600)] = 30

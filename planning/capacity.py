@@ -22,27 +22,52 @@ PATIENCE = 600.0
 
 @dataclass(slots=True)
 class Room:
-    """What is left on one node; may be below zero where others over-committed it."""
+    """What is left on one node; may be below zero where others over-committed it.
+
+    `gpus` are those of `gpu_resource` ('' is the installation's), `other_gpus` those of all other names.
+    """
 
     gpus: int
     cpu_milli: int
     memory: int
     pods: int
+    gpu_resource: str = ""
+    other_gpus: tuple[tuple[str, int], ...] = ()
 
     def take(self, requests: Resources) -> None:
-        self.gpus -= requests.gpus
-        self.cpu_milli -= requests.cpu_milli
-        self.memory -= requests.memory
-        self.pods -= requests.pods
+        self._add(requests, -1)
 
     def give_back(self, requests: Resources) -> None:
-        self.gpus += requests.gpus
-        self.cpu_milli += requests.cpu_milli
-        self.memory += requests.memory
-        self.pods += requests.pods
+        self._add(requests, 1)
+
+    def _add(self, requests: Resources, times: int) -> None:
+        self.cpu_milli += times * requests.cpu_milli
+        self.memory += times * requests.memory
+        self.pods += times * requests.pods
+        if requests.gpu_resource == self.gpu_resource and not requests.other_gpus:
+            self.gpus += times * requests.gpus
+            return
+        for resource, count in requests.gpus_by_resource():
+            self.add_gpus(resource, times * count)
+
+    def add_gpus(self, resource: str, count: int) -> None:
+        """So many more of this resource are left; of one that the node does not offer as well."""
+        if resource == self.gpu_resource:
+            self.gpus += count
+        elif count:
+            others = dict(self.other_gpus)
+            others[resource] = others.get(resource, 0) + count
+            self.other_gpus = tuple(others.items())
+
+    def of(self, resource: str) -> int:
+        """The GPUs of this resource that are left."""
+        if resource == self.gpu_resource:
+            return self.gpus
+        return next((count for name, count in self.other_gpus if name == resource), 0)
 
     def as_resources(self) -> Resources:
-        return Resources(max(self.gpus, 0), max(self.cpu_milli, 0), max(self.memory, 0), max(self.pods, 0))
+        gpus = ((self.gpu_resource, self.gpus), *self.other_gpus)
+        return Resources.counting(gpus, max(self.cpu_milli, 0), max(self.memory, 0), max(self.pods, 0))
 
 
 @dataclass(slots=True)
@@ -198,4 +223,4 @@ def _most(view: WorkloadView, job: JobView) -> tuple[int, int]:
 def whole(node: NodeView) -> Room:
     """All that the node offers."""
     offered = node.allocatable
-    return Room(offered.gpus, offered.cpu_milli, offered.memory, offered.pods)
+    return Room(offered.gpus, offered.cpu_milli, offered.memory, offered.pods, offered.gpu_resource, offered.other_gpus)

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from crds.gpuworkload import GPUWorkloadSpec
+from planning.accelerators import MODEL_LABELS
 from planning.decay import DAY, HALF_LIFE, UNIT, fade
 from planning.filters import Constraints, Shape
-from planning.model import GPU_MODEL_LABEL, WorkloadView
+from planning.model import WorkloadView
 from planning.profiles import Profile, by_key, mark_of
 from planning.typical import Kind, Typical, typical
 
@@ -58,17 +59,17 @@ def kind(spec: GPUWorkloadSpec, shape: Shape) -> Kind | None:
     need = shape.requests
     if need.gpus != spec.gpu_count:
         return None
-    return Kind(need.gpus, need.gpu_milli, need.cpu_milli, models(shape.constraints))
+    return Kind(need.gpus, need.gpu_milli, need.cpu_milli, models(shape.constraints), need.gpu_resource)
 
 
 def models(constraints: Constraints) -> tuple[str, ...]:
     """The GPU models that a node must have one of, sorted; none if any will do, or if it cannot be told."""
     for label, value in constraints.selector:
-        if label == GPU_MODEL_LABEL:
+        if label in MODEL_LABELS:
             return (value,)
     named: set[str] = set()
     for term in filter(None, constraints.affinity or ()):  # an empty term selects nothing
-        asked = [set(each.values) for each in term if each.key == GPU_MODEL_LABEL and each.operator == "In"]
+        asked = [set(each.values) for each in term if each.key in MODEL_LABELS and each.operator == "In"]
         if not asked:
             return ()
         named |= set.intersection(*asked)

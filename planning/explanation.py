@@ -18,7 +18,6 @@ from planning import gangs, strategies
 from planning.capacity import Belongings, Holding, Room, holdings, room
 from planning.demand import learned
 from planning.filters import (
-    Constraints,
     Shape,
     TolerationView,
     lacking,
@@ -35,7 +34,6 @@ from planning.fleet import Fleet
 from planning.jobs import refusal as spec_refusal
 from planning.jobs import shape_of
 from planning.model import (
-    GPU_MODEL_LABEL,
     Assignment,
     Ledger,
     NodeView,
@@ -61,7 +59,8 @@ _BEST = 10
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """A node, what is free there, and what keeps the workload off it ('' if nothing does).
+    """A node, what is free there, and what keeps the workload off it ('' if nothing does). Of its GPUs, those of the
+    resource that the workload asks for.
 
     `rank` is how the strategy likes it, the lowest first; None where it does not fit or is not among the first. `fits`:
     of a gang, how many of its pods fit there now.
@@ -172,9 +171,9 @@ def _queued(
     reports = [
         NodeReport(
             node.name,
-            node.labels.get(GPU_MODEL_LABEL, ""),
-            node.allocatable.gpus,
-            left[node.name].as_resources(),
+            node.gpu_model,
+            node.allocatable.of(shape.requests.gpu_resource),
+            _free(left[node.name], shape.requests.gpu_resource),
             why[node.name],
             ranks.get(node.name),
             slots(shape.requests, left[node.name]) if gang is not None and not why[node.name] else 0,
@@ -315,7 +314,7 @@ def _helps(shape: Shape, nodes: Sequence[NodeView], left: dict[str, Room]) -> It
     for gpus in range(need.gpus - 1, 0, -1):
         found = holders(replace(shape, requests=replace(need, gpus=gpus)))
         if found:
-            yield f"asking for {show_gpus(gpus)} instead of {need.gpus}: fits {_some(found)} now"
+            yield f"asking for {show_gpus(gpus, need.gpu_resource)} instead of {need.gpus}: fits {_some(found)} now"
             break
     for what, lesser in (("CPU", replace(need, cpu_milli=0)), ("memory", replace(need, memory=0))):
         found = holders(replace(shape, requests=lesser))
@@ -329,14 +328,23 @@ def _helps(shape: Shape, nodes: Sequence[NodeView], left: dict[str, Room]) -> It
         found = holders(replace(shape, constraints=replace(asked, tolerations=allowed)))
         if found:
             yield f"tolerating {show_taint(taint)}: fits {_some(found)} now"
+    if asked.gpu_memory:
+        found = holders(replace(shape, constraints=replace(asked, gpu_memory=0)))
+        if found:
+            yield f"without gpuMemory: fits {_some(found)} now"
     if asked.selector or asked.affinity is not None:
-        found = holders(replace(shape, constraints=Constraints(tolerations=asked.tolerations)))
+        found = holders(replace(shape, constraints=replace(asked, selector=(), affinity=None)))
         if found:
             yield f"without its nodeSelector and node affinity: fits {_some(found)} now"
     for word, mend in (("uncordoned", _uncordoned), ("ready", _ready)):
         found = [node.name for node in nodes if not keeps_off(shape, mend(node), left[node.name])]
         if found:
             yield f"{_some(sorted(found))} {word}: it would fit there"
+
+
+def _free(left: Room, resource: str) -> Resources:
+    """What is free, with the GPUs of this resource alone."""
+    return replace(left.as_resources(), gpus=max(left.of(resource), 0), gpu_resource=resource, other_gpus=())
 
 
 def _uncordoned(node: NodeView) -> NodeView:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from planning.accelerators import SEAT, seat_size
 from planning.capacity import Room
 from planning.model import NodeView, Resources, Taint
 
@@ -41,11 +42,13 @@ NodeTerm = tuple[Requirement, ...]
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """Which nodes a request allows, whatever is free on them."""
+    """Which nodes a request allows, whatever is free on them. `gpu_memory`: what each GPU must have, in MiB."""
 
     selector: tuple[tuple[str, str], ...] = ()
     tolerations: tuple[TolerationView, ...] = ()
     affinity: tuple[NodeTerm, ...] | None = None
+    gpu_resource: str = ""
+    gpu_memory: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +97,26 @@ def matches(requirement: Requirement, node: NodeView) -> bool:
 
 
 def affine(constraints: Constraints, node: NodeView) -> str:
-    """'' if labels and name of the node suit, else what does not: 'its nodeSelector' or 'its node affinity'."""
+    """'' if labels and name of the node suit, else what does not: 'its nodeSelector zone=a' or 'its node affinity'."""
     labels = node.labels
     for key, value in constraints.selector:
         if labels.get(key) != value:
-            return "its nodeSelector"
+            return f"its nodeSelector {key}={value}"
     if constraints.affinity is not None and not any(
         term and all(matches(requirement, node) for requirement in term) for term in constraints.affinity
     ):
         return "its node affinity"
     return ""
+
+
+def too_small(constraints: Constraints, node: NodeView) -> str:
+    """'' if each of the node's GPUs has the memory that is asked for, or it has none of them; else what they have."""
+    if not constraints.gpu_memory or not node.most(constraints.gpu_resource):
+        return ""
+    memory = node.memory_of(constraints.gpu_resource)
+    if memory >= constraints.gpu_memory:
+        return ""
+    return f"with GPUs of {show_mib(memory)}" if memory else "whose labels do not tell their GPUs' memory"
 
 
 def repelling_taint(constraints: Constraints, node: NodeView, *, lasting: bool = False) -> Taint | None:
@@ -121,6 +134,9 @@ def refusal(constraints: Constraints, node: NodeView) -> str:
     wrong = affine(constraints, node)
     if wrong:
         return f"not matched by {wrong}"
+    small = too_small(constraints, node)
+    if small:
+        return f"{small} (it needs {show_mib(constraints.gpu_memory)})"
     if node.out_of_service:
         return "out of service"
     if not node.ready:
@@ -140,7 +156,7 @@ def show_taint(taint: Taint) -> str:
 
 def lacking(need: Resources, free: Resources | Room) -> str:
     """'' if `need` fits into `free`, else the first thing missing: GPUs, CPU, memory or pods."""
-    if need.gpus > free.gpus:
+    if need.gpus > free.of(need.gpu_resource):
         return "GPUs"
     if need.cpu_milli > free.cpu_milli:
         return "CPU"
@@ -153,10 +169,13 @@ def lacking(need: Resources, free: Resources | Room) -> str:
 
 def shortage(need: Resources, node: NodeView, left: Room) -> str:
     """What the node lacks now, of which `left` is free: '' if nothing."""
-    if node.allocatable.gpus < need.gpus:
-        if node.gpus_expected >= need.gpus:
-            return node.gpu_gap or "without its GPUs"
-        return "too few GPUs" if node.allocatable.gpus else "no GPUs"
+    offered = node.allocatable.of(need.gpu_resource)
+    if offered < need.gpus:
+        gap = node.gap(need.gpu_resource)
+        if gap is not None and gap.expected >= need.gpus:
+            return gap.why
+        what = need.gpu_resource or "GPUs"
+        return f"too few {what}" if offered else f"no {what}"
     short = lacking(need, left)
     return f"short of free {short}" if short else ""
 
@@ -166,10 +185,11 @@ def able_when_empty(shape: Shape, node: NodeView) -> bool:
 
     A cordoned or unready node counts, and so does one whose GPUs are expected back: they may come back by themselves.
     """
-    if affine(shape.constraints, node) or repelling_taint(shape.constraints, node, lasting=True):
+    asked = shape.constraints
+    if affine(asked, node) or too_small(asked, node) or repelling_taint(asked, node, lasting=True):
         return False
     need, whole = shape.requests, node.allocatable
-    if need.gpus > max(whole.gpus, node.gpus_expected):
+    if need.gpus > node.most(need.gpu_resource):
         return False
     if not node.ready and whole.cpu_milli == 0 and whole.memory == 0:
         return True  # a node that never reported: nothing is known against it
@@ -179,7 +199,7 @@ def able_when_empty(shape: Shape, node: NodeView) -> bool:
 def slots(need: Resources, free: Resources | Room) -> int:
     """How many such requests fit into `free`."""
     asked = (need.gpus, need.cpu_milli, need.memory, need.pods)
-    there = (free.gpus, free.cpu_milli, free.memory, free.pods)
+    there = (free.of(need.gpu_resource), free.cpu_milli, free.memory, free.pods)
     return max(0, min(whole // each for each, whole in zip(asked, there, strict=True) if each))
 
 
@@ -187,11 +207,11 @@ def slots_when_empty(shape: Shape, node: NodeView) -> int:
     """How many such requests the node could hold if nothing else ran there; see `able_when_empty`."""
     if not able_when_empty(shape, node):
         return 0
-    need, offered = shape.requests, node.allocatable
-    gpus = max(offered.gpus, node.gpus_expected)
+    need, offered, kind = shape.requests, node.allocatable, shape.requests.gpu_resource
+    gpus = node.most(kind)
     if not node.ready and offered.cpu_milli == 0 and offered.memory == 0:
         return slots(Resources(need.gpus), Resources(gpus))
-    return slots(need, Resources(gpus, offered.cpu_milli, offered.memory, offered.pods))
+    return slots(need, Resources(gpus, offered.cpu_milli, offered.memory, offered.pods, gpu_resource=kind))
 
 
 def within(constraints: Constraints, label: str, value: str) -> Constraints:
@@ -207,28 +227,35 @@ def within(constraints: Constraints, label: str, value: str) -> Constraints:
 
 def explain_never(shape: Shape, nodes: Sequence[NodeView]) -> str:
     """Why no node could hold the request even empty, for a person."""
-    need = shape.requests
+    need, kind = shape.requests, shape.requests.gpu_resource
     if not nodes:
-        return f"there is no node in the cluster; it needs {show_gpus(need.gpus)}"
-    suited = [node for node in nodes if not affine(shape.constraints, node)]
-    if not suited:
+        return f"there is no node in the cluster; it needs {_asked(need)}"
+    if kind and not any(node.most(kind) for node in nodes):
+        return _nobody_offers(kind)
+    matched = [node for node in nodes if not affine(shape.constraints, node)]
+    if not matched:
         causes = Counter(affine(shape.constraints, node) for node in nodes)
         return f"none of {_nodes(len(nodes))} is matched by {causes.most_common(1)[0][0]}"
+    suited = [node for node in matched if not too_small(shape.constraints, node)]
+    if not suited:
+        sizes = Counter(too_small(shape.constraints, node) for node in matched)
+        least = show_mib(shape.constraints.gpu_memory)
+        return f"it needs GPUs of {least} or more, but none of {_nodes(len(matched))} has such: {_top(sizes)}"
     open_to = [node for node in suited if repelling_taint(shape.constraints, node, lasting=True) is None]
     if not open_to:
         taints = Counter(_taint_of(shape.constraints, node) for node in suited)
         return f"all {_nodes(len(suited))} that could be meant carry a taint it does not tolerate: {_top(taints)}"
-    left_out = _left_out(len(nodes), len(suited), len(open_to))
-    largest = max(max(node.allocatable.gpus, node.gpus_expected) for node in open_to)
+    left_out = _left_out(len(nodes), len(matched), len(suited), len(open_to))
+    largest = max(node.most(kind) for node in open_to)
     if largest < need.gpus:
-        gaps = Counter(node.gpu_gap for node in open_to if node.gpu_gap)
-        text = f"no node has {show_gpus(need.gpus)}; the largest{left_out} has {largest}"
+        gaps = Counter(gap.why for node in open_to if (gap := node.gap(kind)))
+        text = f"no node has {_asked(need)}; the largest{left_out} has {largest}"
         return text + (f" ({_top(gaps)})" if gaps else "")
-    enough = [node for node in open_to if max(node.allocatable.gpus, node.gpus_expected) >= need.gpus]
+    enough = [node for node in open_to if node.most(kind) >= need.gpus]
     causes = Counter(lacking(_without_gpus(need), node.allocatable) for node in enough)
     most = causes.most_common(1)[0][0]
     return (
-        f"{len(enough)} of {_nodes(len(nodes))} have {show_gpus(need.gpus)}, but none has enough {most} even when empty"
+        f"{len(enough)} of {_nodes(len(nodes))} have {_asked(need)}, but none has enough {most} even when empty"
         f": it needs {show_amount(most, need)}, the largest{left_out} has {show_amount(most, _largest(enough, most))}"
     )
 
@@ -242,12 +269,12 @@ def explain_now(shape: Shape, nodes: Sequence[NodeView], left: Mapping[str, Room
     large = 0
     causes: Counter[str] = Counter()
     for node, why in zip(nodes, refusals, strict=True):
-        if max(node.allocatable.gpus, node.gpus_expected) < need.gpus:
+        if node.most(need.gpu_resource) < need.gpus:
             continue
         large += 1
         causes[why or shortage(need, node, left[node.name])] += 1
     short = causes["short of free GPUs"]
-    text = f"needs {show_gpus(need.gpus)} on one node; {large} of {_nodes(len(nodes))} {_have(large)} {need.gpus}"
+    text = f"needs {_asked(need)} on one node; {large} of {_nodes(len(nodes))} {_have(large)} {need.gpus}"
     if short == large:
         return f"{text}, none has {need.gpus} free now"
     return f"{text}, none can take it now: {_top(causes)}"
@@ -258,12 +285,26 @@ def _taint_of(constraints: Constraints, node: NodeView) -> str:
     return show_taint(taint) if taint else ""
 
 
-def _left_out(total: int, suited: int, open_to: int) -> str:
+def _nobody_offers(kind: str) -> str:
+    """What is said where no node has such GPUs; of a seat, what it is for."""
+    if not seat_size(kind):
+        return f"no node offers {kind}"
+    if kind != SEAT:
+        return f"no node offers seats of that size ({kind})"
+    return (
+        f"no node offers seats on single GPUs ({kind}), and berth gives parts of GPUs only as seats: install seats, or "
+        "ask for a whole GPU, without gpuFraction"
+    )
+
+
+def _left_out(total: int, matched: int, suited: int, open_to: int) -> str:
     if open_to == total:
         return ""
     parts = []
-    if suited < total:
-        parts.append(f"{total - suited} not selected")
+    if matched < total:
+        parts.append(f"{total - matched} not selected")
+    if suited < matched:
+        parts.append(f"{matched - suited} with too little GPU memory")
     if open_to < suited:
         parts.append(f"{suited - open_to} tainted")
     return f" of the {_nodes(open_to)} it may use ({', '.join(parts)})"
@@ -294,8 +335,20 @@ def show_amount(what: str, resources: Resources) -> str:
     return f"{resources.pods} pod(s)"
 
 
-def show_gpus(count: int) -> str:
+def show_mib(amount: int) -> str:
+    """Memory of a GPU."""
+    return f"{amount / 1024:.1f}".removesuffix(".0") + " GiB"
+
+
+def show_gpus(count: int, resource: str = "") -> str:
+    """`4 GPUs`, or `4 amd.com/gpu` where it is not the installation's resource."""
+    if resource:
+        return f"{count} {resource}"
     return f"{count} GPU" if count == 1 else f"{count} GPUs"
+
+
+def _asked(need: Resources) -> str:
+    return show_gpus(need.gpus, need.gpu_resource)
 
 
 def _nodes(count: int) -> str:

@@ -37,40 +37,54 @@ class Place:
 
 
 @dataclass(slots=True)
-class _Node:
-    """A node and what is left on it."""
+class _Gpus:
+    """A node's GPUs of one resource: free thousandths of each, the same with the most first, and how many are whole."""
 
-    view: NodeView
-    cpu_milli: int
-    memory: int
-    pods: int
-    gpus: list[int]
+    free: list[int]
     devices: Devices = ()
     whole: int = 0
-    version: int = 0
 
     def __post_init__(self) -> None:
         self.count()
 
     def count(self) -> None:
-        self.devices = tuple(sorted(self.gpus, reverse=True))
+        self.devices = tuple(sorted(self.free, reverse=True))
         self.whole = self.devices.count(WHOLE)
 
+
+_NONE = _Gpus([])
+
+
+@dataclass(slots=True)
+class _Node:
+    """A node and what is left on it; its GPUs by resource."""
+
+    view: NodeView
+    cpu_milli: int
+    memory: int
+    pods: int
+    gpus: dict[str, _Gpus]
+    version: int = 0
+
     def same(self, other: _Node) -> bool:
-        """Whether just as much is left."""
+        """Whether just as much is left, on a node that offers the same."""
         return (
             self.cpu_milli == other.cpu_milli
             and self.memory == other.memory
             and self.pods == other.pods
-            and self.devices == other.devices
+            and all(self.gpus[resource].devices == gpus.devices for resource, gpus in other.gpus.items())
         )
 
-    def holds(self, need: Resources) -> bool:
+    def of(self, resource: str) -> _Gpus:
+        return self.gpus.get(resource, _NONE)
+
+    def holds(self, need: Resources, gpus: _Gpus) -> bool:
+        """`gpus`: its own of the resource that is asked for."""
         if need.cpu_milli > self.cpu_milli or need.memory > self.memory or need.pods > self.pods:
             return False
         if need.gpu_milli == WHOLE or not need.gpus:
-            return need.gpus <= self.whole
-        return bool(self.devices) and need.gpu_milli <= self.devices[0]
+            return need.gpus <= gpus.whole
+        return bool(gpus.devices) and need.gpu_milli <= gpus.devices[0]
 
 
 @dataclass(slots=True)
@@ -169,7 +183,8 @@ class Fleet:
 
     def _place(self, entry: _Entry, shape: Shape) -> Place:
         _, name, free, _, index = entry
-        return Place(name, _chosen(self._nodes[index].gpus, shape.requests, free))
+        gpus = self._nodes[index].of(shape.requests.gpu_resource)
+        return Place(name, _chosen(gpus.free, shape.requests, free))
 
     def best(self, request: Request, shape: Shape, strategy: Strategy, limit: int) -> list[tuple[str, Rank]]:
         """The first `limit` nodes by rank, for people; each is looked at."""
@@ -186,15 +201,16 @@ class Fleet:
 
     def keep(self, name: str, requests: Resources) -> Place:
         """So much less is free on the node; of its GPUs, as many as there are. `give_back` undoes it."""
-        whole = (i for i, each in enumerate(self._nodes[self._index[name]].gpus) if each == WHOLE)
+        gpus = self._nodes[self._index[name]].of(requests.gpu_resource)
+        whole = (i for i, each in enumerate(gpus.free) if each == WHOLE)
         place = Place(name, tuple(islice(whole, requests.gpus)))
         self._change(place, requests, -1)
         return place
 
     def left(self) -> Iterator[tuple[NodeView, int, Devices]]:
-        """Each node with its free CPU and GPUs."""
+        """Each node with its free CPU and GPUs of the resource that it has first."""
         for node in self._nodes:
-            yield node.view, node.cpu_milli, node.devices
+            yield node.view, node.cpu_milli, node.of(node.view.allocatable.gpu_resource).devices
 
     @property
     def remembered(self) -> int:
@@ -207,9 +223,11 @@ class Fleet:
         node.cpu_milli += sign * requests.cpu_milli
         node.memory += sign * requests.memory
         node.pods += sign * requests.pods
-        for device in place.devices:
-            node.gpus[device] += sign * requests.gpu_milli
-        node.count()
+        if place.devices:
+            gpus = node.gpus[requests.gpu_resource]
+            for device in place.devices:
+                gpus.free[device] += sign * requests.gpu_milli
+            gpus.count()
         node.version += 1
         self._changed(index)
 
@@ -269,18 +287,21 @@ class Fleet:
         if allowed is None:
             allowed = [not refusal(shape.constraints, node.view) for node in self._nodes]
             self._open[shape.constraints] = allowed
-        need, nodes = shape.requests, self._nodes
+        need, nodes, resource = shape.requests, self._nodes, shape.requests.gpu_resource
         entries = []
         for index in indices:
+            if not allowed[index]:
+                continue
             node = nodes[index]
-            if allowed[index] and node.holds(need):
-                entries.append(_entry(node, index, request, strategy))
+            gpus = node.gpus.get(resource, _NONE)
+            if node.holds(need, gpus):
+                entries.append(_entry(node, gpus.devices, index, request, strategy))
         return entries
 
 
-def _entry(node: _Node, index: int, request: Request, strategy: Strategy) -> _Entry:
+def _entry(node: _Node, devices: Devices, index: int, request: Request, strategy: Strategy) -> _Entry:
     """How the strategy ranks the node; where a part of a GPU is asked for, with the best of its GPUs."""
-    need, devices = request.requests, node.devices
+    need = request.requests
     candidate = Candidate(node.view, node.cpu_milli, node.memory, devices, devices)
     if need.gpu_milli == WHOLE or not need.gpus:
         if need.gpus:
@@ -307,7 +328,10 @@ def _chosen(gpus: list[int], need: Resources, free: int) -> tuple[int, ...]:
 
 
 def _node(view: NodeView, left: Room) -> _Node:
-    gpus = [WHOLE if i < left.gpus else 0 for i in range(min(view.allocatable.gpus, _MOST_GPUS))]
+    gpus = {}
+    for resource, offered in view.allocatable.gpus_by_resource():
+        free = left.of(resource)
+        gpus[resource] = _Gpus([WHOLE if i < free else 0 for i in range(min(offered, _MOST_GPUS))])
     return _Node(view, left.cpu_milli, left.memory, left.pods, gpus)
 
 

@@ -209,7 +209,7 @@ class Floor:
         """What is left is no more than the reservations leave."""
         left, now = self.left[node], self.claims[node].left()
         less = Resources(
-            max(0, left.gpus - now.gpus),
+            max(0, left.of("") - now.of("")),
             max(0, left.cpu_milli - now.cpu_milli),
             max(0, left.memory - now.memory),
             max(0, left.pods - now.pods),
@@ -240,7 +240,8 @@ class Floor:
             if kept.node == node:
                 now, amount = replace(free), kept.amount
                 now.give_back(amount)
-                free.gpus = now.gpus - min(amount.gpus, max(now.gpus, 0))
+                kind = amount.gpu_resource
+                free.add_gpus(kind, now.of(kind) - free.of(kind) - min(amount.gpus, max(now.of(kind), 0)))
                 free.cpu_milli = now.cpu_milli - min(amount.cpu_milli, max(now.cpu_milli, 0))
                 free.memory = now.memory - min(amount.memory, max(now.memory, 0))
                 free.pods = now.pods - min(amount.pods, max(now.pods, 0))
@@ -325,7 +326,7 @@ def kept_for(
             continue
         left = floor.left[node.name]
         start = _start(shape.requests, left, releases.get(node.name, ()))
-        key = (start, -max(0, left.gpus), node.name)
+        key = (start, -max(0, left.of(shape.requests.gpu_resource)), node.name)
         if best is None or key < best:
             best = key
     if best is None:
@@ -342,10 +343,11 @@ def kept_for(
 def beyond(need: Resources, freed: Room) -> Resources:
     """What of a request must be free beside what comes free."""
     return Resources(
-        max(0, need.gpus - freed.gpus),
+        max(0, need.gpus - freed.of(need.gpu_resource)),
         max(0, need.cpu_milli - freed.cpu_milli),
         max(0, need.memory - freed.memory),
         max(0, need.pods - freed.pods),
+        gpu_resource=need.gpu_resource,
     )
 
 

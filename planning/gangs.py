@@ -153,7 +153,7 @@ def _asks(shape: Shape, gang: Gang) -> str:
     """`10 pods with 8 GPUs each`."""
     least = f"at least {gang.least} of " if gang.least < gang.pods else ""
     pods = "pod" if gang.pods == 1 else "pods"
-    return f"{least}{gang.pods} {pods} with {show_gpus(shape.requests.gpus)} each"
+    return f"{least}{gang.pods} {pods} with {show_gpus(shape.requests.gpus, shape.requests.gpu_resource)} each"
 
 
 def _level(gang: Gang) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from crds.gpuworkload import API_VERSION, KIND, ContainerResources, GPUWorkloadSpec
 from crds.settings import Settings
 from planning import naming
+from planning.accelerators import KNOWN, asked_resource, is_gpu, known_as, seat_size
 from planning.filters import Constraints, Shape, TolerationView
 from planning.model import Assignment, Resources, Turn, WorkloadView
 from planning.places import gang_of, places_text, pods_in
@@ -28,7 +29,7 @@ from planning.podspecs import (
     text,
     tolerations,
 )
-from planning.quantities import quantity
+from planning.quantities import MEBIBYTE, quantity, whole
 from planning.views import requests_text
 
 Manifest = dict[str, Any]
@@ -36,9 +37,21 @@ Manifest = dict[str, Any]
 
 def refusal(spec: GPUWorkloadSpec, settings: Settings) -> str:
     """'' if a Job can be made of this spec, else where and why not, for a person."""
-    gpu = settings.gpu_resource
-    if spec.resources is not None and (gpu in spec.resources.requests or gpu in spec.resources.limits):
-        return f"spec.resources: GPUs are asked for by gpuCount; remove {gpu}"
+    gpu = asked_resource(spec, settings.gpu_resource)
+    if not _counts(gpu, settings):
+        installed = "" if is_gpu(settings.gpu_resource) else f", and here {settings.gpu_resource}"
+        return f"spec.gpuResource: {gpu} is nothing that berth counts as GPUs; it counts {KNOWN}{installed}"
+    if seat_size(gpu) and spec.gpu_count != 1:
+        return f"spec.gpuCount: must be 1, for a workload has one seat ({gpu}); larger ones are named by gpuResource"
+    if spec.reservation is not None and gpu != settings.gpu_resource:
+        return f"spec.reservation: reserved are GPUs of {settings.gpu_resource}, and this workload asks for {gpu}"
+    if spec.gpu_memory is not None and whole(spec.gpu_memory) < MEBIBYTE:
+        return f"spec.gpuMemory: {spec.gpu_memory} is less than a MiB; it wants a unit, such as 40G"
+    if spec.resources is not None:
+        for name in (*spec.resources.requests, *spec.resources.limits):
+            if _counts(name, settings):
+                how = "gpuCount" if name == gpu else "gpuCount and gpuResource"
+                return f"spec.resources: GPUs are asked for by {how}; remove {name}"
     return _template_refusal(spec, settings) if spec.template is not None else ""
 
 
@@ -49,20 +62,28 @@ def requests_of(spec: GPUWorkloadSpec, settings: Settings) -> Resources:
 
 def shape_of(spec: GPUWorkloadSpec, settings: Settings) -> Shape:
     """All that decides where this spec fits."""
-    gpu_taint = TolerationView(settings.gpu_resource, "Exists", "", "NoSchedule")
+    gpu = asked_resource(spec, settings.gpu_resource)
+    gpu_taint = TolerationView(gpu, "Exists", "", "NoSchedule")
+    memory = -(-whole(spec.gpu_memory) // MEBIBYTE)
+    kind = known_as(gpu, settings.gpu_resource) if memory else ""
     if spec.template is None:
         asked = _simple_requests(spec.resources)
-        asked[settings.gpu_resource] = spec.gpu_count
+        asked[gpu] = spec.gpu_count
         tolerated = tuple(
             TolerationView(item.key, item.operator, item.value, item.effect) for item in spec.tolerations or ()
         )
         chosen = tuple(sorted((spec.node_selector or {}).items()))
-        return Shape(resources_of(asked, settings.gpu_resource), Constraints(chosen, (*tolerated, gpu_taint)))
+        constraints = Constraints(chosen, (*tolerated, gpu_taint), None, kind, memory)
+        return Shape(resources_of(asked, settings.gpu_resource), constraints)
     pod = _pod_spec(spec, settings)
     return Shape(
         resources_of(pod_requests(pod), settings.gpu_resource),
         Constraints(
-            selector(pod.get("nodeSelector")), tolerations(pod.get("tolerations")), node_terms(pod.get("affinity"))
+            selector(pod.get("nodeSelector")),
+            tolerations(pod.get("tolerations")),
+            node_terms(pod.get("affinity")),
+            kind,
+            memory,
         ),
     )
 
@@ -198,7 +219,7 @@ def _manifest(workload: WorkloadView, turn: Turn, strategy: str, settings: Setti
 
 def _pod_spec(spec: GPUWorkloadSpec, settings: Settings) -> Manifest:
     """The pod spec without a node. From a template every field is kept but those that berth answers for."""
-    gpu, count = settings.gpu_resource, str(spec.gpu_count)
+    gpu, count = asked_resource(spec, settings.gpu_resource), str(spec.gpu_count)
     if spec.template is None:
         container: Manifest = {"name": naming.CONTAINER, "image": spec.image or settings.default_image}
         resources = spec.resources or ContainerResources()
@@ -223,7 +244,7 @@ def _pod_spec(spec: GPUWorkloadSpec, settings: Settings) -> Manifest:
                 resources_of_first["requests"] = {**mapping(resources_of_first.get("requests")), gpu: count}
             first["resources"] = resources_of_first
     for container in pod["containers"]:
-        _tell_what_it_is(container, spec)
+        _tell_what_it_is(container, spec, seat_size(gpu) or spec.gpu_count)
     pod["restartPolicy"] = "Never"  # podFailurePolicy demands it, and a second run would be a retry nobody counted
     if spec.node_selector:
         pod["nodeSelector"] = {**mapping(pod.get("nodeSelector")), **spec.node_selector}
@@ -233,12 +254,12 @@ def _pod_spec(spec: GPUWorkloadSpec, settings: Settings) -> Manifest:
     return pod
 
 
-def _tell_what_it_is(container: Manifest, spec: GPUWorkloadSpec) -> None:
+def _tell_what_it_is(container: Manifest, spec: GPUWorkloadSpec, gpus: int) -> None:
     """MODEL_NAME and GPU_COUNT unless the person set them, and last words that outlive the container."""
     given = container.get("env")
     env = list(given) if isinstance(given, list) else []
     named = {text(item.get("name")) for item in mappings(env)}
-    told = {"MODEL_NAME": spec.model_name, "GPU_COUNT": str(spec.gpu_count)}
+    told = {"MODEL_NAME": spec.model_name, "GPU_COUNT": str(gpus)}
     container["env"] = [{"name": key, "value": value} for key, value in told.items() if key not in named] + env
     container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
 
@@ -253,7 +274,7 @@ def _gate(pod: Manifest, pods: int) -> None:
 
 def _template_refusal(spec: GPUWorkloadSpec, settings: Settings) -> str:
     """What in a template contradicts the rest of the spec, or takes a decision that is berth's."""
-    pod, gpu = mapping((spec.template or {}).get("spec")), settings.gpu_resource
+    pod, gpu = mapping((spec.template or {}).get("spec")), asked_resource(spec, settings.gpu_resource)
     if pod.get("nodeName"):
         return "spec.template.spec.nodeName: berth chooses the node; use nodeSelector or node affinity"
     if text(pod.get("restartPolicy")) not in ("", "Never"):
@@ -265,8 +286,12 @@ def _template_refusal(spec: GPUWorkloadSpec, settings: Settings) -> str:
     for place in ("containers", "initContainers"):
         for index, container in enumerate(mappings(pod.get(place))):
             for kind in ("limits", "requests"):
-                value = mapping(mapping(container.get("resources")).get(kind)).get(gpu, 0)
-                path = f"spec.template.spec.{place}[{index}].resources.{kind}: {gpu}"
+                given = mapping(mapping(container.get("resources")).get(kind))
+                path = f"spec.template.spec.{place}[{index}].resources.{kind}:"
+                other = next((name for name in given if name != gpu and _counts(str(name), settings)), None)
+                if other is not None:
+                    return f"{path} asks for {other}, but the workload's GPUs are {gpu}: see spec.gpuResource"
+                value, path = given.get(gpu, 0), f"{path} {gpu}"
                 try:
                     number = quantity(value)
                 except ValueError:
@@ -280,6 +305,11 @@ def _template_refusal(spec: GPUWorkloadSpec, settings: Settings) -> str:
     if effective != spec.gpu_count:
         return f"spec.template: its init containers ask for {effective} {gpu}, but gpuCount is {spec.gpu_count}"
     return ""
+
+
+def _counts(name: str, settings: Settings) -> bool:
+    """Whether a resource counts as a GPU here."""
+    return name == settings.gpu_resource or is_gpu(name)
 
 
 def _asked_gpus(pod: Mapping[str, Any], gpu: str) -> int:

@@ -13,68 +13,24 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from crds.gpuquota import GPUQuotaSpec
 from crds.gpuworkload import GPUWorkloadSpec
+from planning.resources import WHOLE as WHOLE
+from planning.resources import Devices as Devices
+from planning.resources import Gap as Gap
+from planning.resources import NodeView as NodeView
+from planning.resources import Resources as Resources
+from planning.resources import Taint as Taint
 
 if TYPE_CHECKING:
     from planning.profiles import Profile
     from planning.windows import ReservationView
 
-# Thousandths of a GPU: requests may ask for a part of one.
-WHOLE = 1000
-Devices = tuple[int, ...]
-"""Free thousandths of each of a node's GPUs, the most first."""
 Places = tuple[tuple[str, int], ...]
 """Nodes and how many of a gang's pods each gets, in the order of the pods' indices; none for a single pod."""
 
-# The label by which NVIDIA's feature discovery, and berth for all others, tells a node's GPU model.
+# The label by which NVIDIA's feature discovery, and traces, tell a node's GPU model.
 GPU_MODEL_LABEL = "nvidia.com/gpu.product"
 # Terminal phases (law 1): nothing happens to a workload that has one.
 TOMBSTONES = ("Succeeded", "Failed")
-
-
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """What a pod asks for or a node offers. What is not counted here is checked by the kube-scheduler when it binds.
-
-    `gpu_milli`: thousandths of each of the GPUs; below 1000 for a part of a single one.
-    """
-
-    gpus: int = 0
-    cpu_milli: int = 0
-    memory: int = 0
-    pods: int = 0
-    gpu_milli: int = WHOLE
-
-
-@dataclass(frozen=True, slots=True)
-class Taint:
-    key: str
-    value: str
-    effect: str
-
-
-@dataclass(frozen=True, slots=True)
-class NodeView:
-    """A node as placement sees it. `gpu_gap` says why a GPU node offers no GPU ('' when it does or has none).
-
-    `gpus_expected`: how many it will offer once that gap closes, as its capacity or labels tell (0 when they do not).
-    """
-
-    name: str
-    uid: str
-    resource_version: int
-    ready: bool
-    unschedulable: bool
-    taints: tuple[Taint, ...]
-    labels: Mapping[str, str]
-    allocatable: Resources
-    gpu_gap: str = ""
-    gpus_expected: int = 0
-    not_ready_since: float | None = None
-    created: float = 0.0
-
-    @property
-    def out_of_service(self) -> bool:
-        return any(t.key == "node.kubernetes.io/out-of-service" for t in self.taints)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ def overbooked(new: Window, others: Iterable[Window], nodes: Sequence[NodeView])
     At each moment of the window, and for each set of nodes that contains all of its own, those that are confined to
     that set must find room in it. With selectors that overlap in part that is necessary, and not always sufficient.
     """
-    gpus = {node.name: max(node.allocatable.gpus, node.gpus_expected) for node in nodes}
+    gpus = {node.name: node.most("") for node in nodes}
 
     def suited(window: Window) -> frozenset[str]:
         return frozenset(node.name for node in nodes if gpus[node.name] and not affine(window.constraints, node))

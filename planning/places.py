@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from crds.gpuworkload import MAX_REPLICAS, GPUWorkloadSpec
 from planning.model import JobView, NodeView, Places, Resources
@@ -49,10 +49,13 @@ def least_pods(spec: GPUWorkloadSpec) -> int:
 
 def times(requests: Resources, pods: int) -> Resources:
     """What so many pods ask for."""
-    return Resources(
-        requests.gpus * pods, requests.cpu_milli * pods, requests.memory * pods, requests.pods * pods,
-        requests.gpu_milli,
-    )  # fmt: skip
+    return replace(
+        requests,
+        gpus=requests.gpus * pods,
+        cpu_milli=requests.cpu_milli * pods,
+        memory=requests.memory * pods,
+        pods=requests.pods * pods,
+    )
 
 
 def pods_in(places: Places) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from planning.accelerators import gpu_counts
 from planning.filters import NodeTerm, Requirement, TolerationView
 from planning.model import Resources
 from planning.quantities import amounts
@@ -69,9 +70,7 @@ def pod_requests(spec: object) -> Amounts:
 
 def resources_of(asked: Mapping[str, int], gpu_resource: str) -> Resources:
     """The part of a pod's requests that placement counts; every pod takes one of the node's pods."""
-    return Resources(
-        gpus=asked.get(gpu_resource, 0), cpu_milli=asked.get("cpu", 0), memory=asked.get("memory", 0), pods=1
-    )
+    return Resources.counting(gpu_counts(asked, gpu_resource), asked.get("cpu", 0), asked.get("memory", 0), 1)
 
 
 def tolerations(raw: object) -> tuple[TolerationView, ...]:

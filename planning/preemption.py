@@ -23,7 +23,7 @@ from planning.model import JobView, NodeView, Resources, Snapshot, WorkloadView
 from planning.places import Gang, times
 from planning.queue import turn_in_queue
 from planning.quotas import Books, above, firm, vector
-from planning.reservations import ALL, Reservations
+from planning.reservations import Reservations, unbounded
 
 # What a round may spend: preemptors served, victims of one (more for a large gang) and of all, searches for one tenant.
 _SERVED = 8
@@ -96,8 +96,9 @@ def candidates(
             if reservations.over(view):
                 job = replace(job, backfill=0.0)  # its window may have been cut short since it began
             by_node = {name: each.as_resources() for name, each in held.items()}
-            lost = age * asked.gpus
-            found.append(Candidate(job, view, by_node, asked.as_resources(), lost, firm(view), young, inside))
+            asked_for = asked.as_resources()
+            lost = age * asked_for.all_gpus
+            found.append(Candidate(job, view, by_node, asked_for, lost, firm(view), young, inside))
     return sorted(found, key=lambda each: each.cost)
 
 
@@ -366,7 +367,9 @@ class Preemptor:
     def _allowed(self, node: str, wish: Wish) -> Room:
         """The most that may be the workload's on the node: the rest is kept for GPUReservations, whoever is stopped."""
         claim = self._floor.claims.get(node)
-        return claim.slack(wish.stays) if claim is not None and wish.window is None else ALL
+        if claim is None or wish.window is not None:
+            return unbounded(wish.shape.requests)
+        return claim.slack(wish.stays)
 
     def _slots(self, node: str, wish: Wish, free: Room) -> int:
         """How many of the workload's pods fit there."""
@@ -389,7 +392,7 @@ class Preemptor:
         free = self._floor.unpromised(node)
         coming = self._coming.get(node)
         if coming is not None:
-            free.give_back(Resources(coming.gpus, coming.cpu_milli, coming.memory, coming.pods))
+            free.give_back(coming.as_resources())
         for each in stopped:
             if node in each.held:
                 free.give_back(each.held[node])

@@ -77,6 +77,7 @@ def status_of(profile: Profile, now: float) -> dict[str, Any]:
                 gpu_milli=kind.gpu_milli,
                 cpu_milli=kind.cpu_milli,
                 models=list(kind.models),
+                resource=kind.resource,
                 weight=weight,
             )
             for kind, weight in sorted(profile.typical.items())
@@ -127,7 +128,8 @@ def _read(empty: Profile, status: GPUModelProfileStatus) -> Profile:
         reference=status.reference_day,
         at={each.gpu_count: _at(each) for each in status.gpu_counts},
         typical={
-            Kind(pod.gpus, pod.gpu_milli, pod.cpu_milli, tuple(pod.models)): pod.weight for pod in status.typical_pods
+            Kind(pod.gpus, pod.gpu_milli, pod.cpu_milli, tuple(pod.models), pod.resource): pod.weight
+            for pod in status.typical_pods
         },
         mark=mark,
         uid=empty.uid,

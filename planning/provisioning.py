@@ -13,7 +13,7 @@ from math import inf
 from crds.gpuworkload import MAX_GPUS
 from crds.settings import Provisioning as Rules
 from planning.capacity import Belongings, Room, holdings, room
-from planning.filters import Shape, affine, lacking, repelling_taint
+from planning.filters import Shape, affine, lacking, repelling_taint, too_small
 from planning.floor import Floor, Kept, Wish
 from planning.model import Booking, Ledger, NodeView, Order, Provisioning, Snapshot, WorkloadView
 
@@ -67,7 +67,8 @@ class Arrivals:
     def _serve(self, shape: Shape) -> bool:
         for arrival in self._coming:
             node, need = arrival.node, shape.requests
-            if affine(shape.constraints, node) or repelling_taint(shape.constraints, node, lasting=True) is not None:
+            asked = shape.constraints
+            if affine(asked, node) or too_small(asked, node) or repelling_taint(asked, node, lasting=True):
                 continue
             if not lacking(need, arrival.room):
                 arrival.room.take(need)
@@ -87,16 +88,18 @@ def is_coming(node: NodeView, now: float) -> bool:
     """Whether the node is so new that its GPUs may be expected to become usable by themselves."""
     if node.unschedulable or node.out_of_service or now - node.created > COMING:
         return False
-    return bool(node.gpu_gap) or (not node.ready and node.allocatable.gpus > 0)
+    return bool(node.gaps) or (not node.ready and node.allocatable.gpus > 0)
 
 
 def _arrival(node: NodeView, left: Room) -> Arrival:
-    counted = node.gpus_expected > 0 or node.allocatable.gpus > 0
-    gpus = max(left.gpus, 0) + (node.gpus_expected if counted else MAX_GPUS)
+    counted = node.allocatable.gpus > 0 or any(gap.expected for gap in node.gaps)
+    there = replace(left, gpus=max(left.gpus, 0))
+    for gap in node.gaps:
+        there.add_gpus(gap.resource, gap.expected if counted else MAX_GPUS)
     reported = node.allocatable.cpu_milli > 0 or node.allocatable.memory > 0
     if not reported and not node.ready:  # nothing is known against it yet
-        return Arrival(node, Room(gpus, 2**62, 2**62, 2**62), counted)
-    return Arrival(node, Room(gpus, left.cpu_milli, left.memory, left.pods), counted)
+        there = replace(there, cpu_milli=2**62, memory=2**62, pods=2**62)
+    return Arrival(node, there, counted)
 
 
 def pods_of(wish: Wish) -> int:

@@ -26,6 +26,7 @@ _DECIMAL = {
     "E": Decimal(10**18),
 }
 _EXACT = Context(prec=160)
+MEBIBYTE = 2**20
 _MAX = 2**63 - 1  # Kubernetes caps quantities there
 
 

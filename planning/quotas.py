@@ -32,7 +32,7 @@ FADED = 1e-5
 
 
 def vector(need: Resources) -> Vector:
-    return need.gpus, need.cpu_milli, need.memory
+    return need.all_gpus, need.cpu_milli, need.memory
 
 
 @dataclass(slots=True)

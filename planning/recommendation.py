@@ -12,17 +12,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from crds.gpuworkload import PRIORITIES, GPUWorkloadSpec
-from crds.gpuworkload import Recommendation as RecommendationStatus
+from crds.gpuworkload_status import Recommendation as RecommendationStatus
+from planning.accelerators import asked_resource, gpu_model, known_as
 from planning.decay import DAY, runs_today
 from planning.filters import show_gpus
-from planning.model import GPU_MODEL_LABEL, NodeView, WorkloadView
+from planning.model import NodeView, WorkloadView
 from planning.podspecs import mapping
 from planning.profile_status import span
 from planning.profiles import AtCount, Profile
 from planning.runtimes import longer, quantile
-
-# The label by which NVIDIA's feature discovery tells the memory of each of a node's GPUs, in MiB.
-GPU_MEMORY_LABEL = "nvidia.com/gpu.memory"
 
 # Runs that must be remembered, older ones counting less: three of the last days.
 MINIMUM = 2.5
@@ -38,11 +36,15 @@ Priority = Literal["low", "normal", "high"]
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What is asked for now. `priority` is None where it is not known; `gpu_type` is '' for any."""
+    """What is asked for now. `priority` is None where it is not known; `gpu_type` is '' for any.
+
+    `gpu_resource`: by which name the GPUs are counted, '' for the installation's.
+    """
 
     gpu_count: int
     priority: str | int | None = None
     gpu_type: str = ""
+    gpu_resource: str = ""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -52,6 +54,7 @@ class GpuType:
     memory_mib: int
     model: str
     gpus: int
+    resource: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +73,23 @@ class Recommendation:
     simulated: bool = False
 
 
-def ask_of(spec: GPUWorkloadSpec) -> Ask:
-    return Ask(spec.gpu_count, spec.priority, (spec.node_selector or {}).get(GPU_MODEL_LABEL, ""))
+def ask_of(spec: GPUWorkloadSpec, installed: str) -> Ask:
+    """`installed`: the GPU resource that counts where a workload names none."""
+    resource = known_as(asked_resource(spec, installed), installed)
+    return Ask(spec.gpu_count, spec.priority, gpu_model(spec.node_selector or {}), resource)
 
 
 def gpu_types(nodes: Iterable[NodeView]) -> tuple[GpuType, ...]:
     """The GPU models of the fleet whose memory is known, the smallest first."""
-    found: dict[str, GpuType] = {}
+    found: dict[tuple[str, str], GpuType] = {}
     for node in nodes:
-        model, memory = node.labels.get(GPU_MODEL_LABEL, ""), node.labels.get(GPU_MEMORY_LABEL, "")
-        if model and node.allocatable.gpus and memory.isdecimal() and memory.isascii() and len(memory) <= 8:
-            known = found.get(model, GpuType(int(memory), model, 0))
-            least, most = min(known.memory_mib, int(memory)), max(known.gpus, node.allocatable.gpus)
-            found[model] = GpuType(least, model, most)
+        for resource, memory in node.gpu_memory:
+            gpus = node.allocatable.of(resource)
+            if node.gpu_model and gpus:
+                key = node.gpu_model, resource
+                known = found.get(key, GpuType(memory, node.gpu_model, 0, resource))
+                least, most = min(known.memory_mib, memory), max(known.gpus, gpus)
+                found[key] = GpuType(least, node.gpu_model, most, resource)
     return tuple(sorted(found.values()))
 
 
@@ -97,8 +104,8 @@ def recommend(profile: Profile, ask: Ask, types: Iterable[GpuType], now: float) 
         count = max(1, most)
         memory = math.ceil(at.peak_memory_mib * (1 + MARGIN)) or None
         if memory is not None:
-            fits = (each.model for each in sorted(types) if each.memory_mib >= memory and each.gpus >= count)
-            gpu_type = next(fits, None)
+            kinds = sorted(each for each in types if each.resource == ask.gpu_resource)
+            gpu_type = next((each.model for each in kinds if each.memory_mib >= memory and each.gpus >= count), None)
         how = "simulated samples of " if at.simulated else ""
         told = f"{how}its runs with {show_gpus(ask.gpu_count)} show at most {most} in use at once"
         reasons.append(told + (f", with up to {at.peak_memory_mib} MiB each" if memory else ""))

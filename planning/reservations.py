@@ -1,7 +1,8 @@
 """Which nodes are kept for a GPUReservation, what that leaves to others until it begins, and who may use it.
 
-For the placement round and `berth explain`. The choice stands in the ledger and stays as long as its nodes do; what
-cannot be had yet is planned on nodes where it will come free. Preemptible work never stands in the way: it is stopped.
+For the placement round and `berth explain`. Reserved are GPUs of the installation's resource. The choice stands in the
+ledger and stays as long as its nodes do; what cannot be had yet is planned on nodes where it will come free. Work that
+is preemptible never stands in the way: it is stopped.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from planning.quotas import firm
 from planning.windows import Window, unusable, window_of
 
 # More than any node has.
-ALL = Room(2**62, 2**62, 2**62, 2**62)
+_ALL = 2**62
 # Nodes in all reservations together: the ledger goes into every round's history (law 4).
 _NODES = 2048
 
@@ -47,7 +48,7 @@ class Claim:
 
     def slack(self, until: float) -> Room:
         """The same if all were gone that can be stopped."""
-        least = replace(ALL)
+        least = unbounded(self.free)
         for step in self.steps:
             if step.window.opens < until:
                 _lower(least, step.slack)
@@ -154,7 +155,7 @@ class Reservations:
     def lent(self, window: Window) -> int:
         """How many of these others hold who can be stopped."""
         return sum(
-            max(0, min(gpus, self._sure(window, name)) - (gpus - window.left(name)) - max(self._free[name].gpus, 0))
+            max(0, min(gpus, self._sure(window, name)) - (gpus - window.left(name)) - max(self._free[name].of(""), 0))
             for name, gpus in window.nodes.items()
         )
 
@@ -204,7 +205,7 @@ class Reservations:
         options = [name for name in suited if sure[name] > window.nodes.get(name, 0)]
 
         def stopped(name: str) -> int:
-            return max(0, min(sure[name], window.gpus - window.total) - max(self._free[name].gpus, 0))
+            return max(0, min(sure[name], window.gpus - window.total) - max(self._free[name].of(""), 0))
 
         here = set(window.nodes)
         options.sort(key=lambda name: (name not in here, name in tainted, -sure[name], stopped(name), name))
@@ -228,7 +229,7 @@ class Reservations:
         for name in sorted(suited, key=order):
             if window.total >= window.gpus:
                 return
-            self._keep(window, name, self._nodes[name].allocatable.gpus - self._taken(window, name))
+            self._keep(window, name, self._nodes[name].allocatable.of("") - self._taken(window, name))
 
     def _keep(self, window: Window, name: str, most: int) -> None:
         """Keeps whole blocks on the node, `most` GPUs in all and no more than are missing."""
@@ -258,7 +259,7 @@ class Reservations:
     def _sure(self, window: Window, name: str) -> int:
         """How many GPUs on the node it can have when it begins, if all are stopped who can be."""
         stays = self._stays(name, max(self._now, window.opens)).gpus
-        return self._nodes[name].allocatable.gpus - stays - self._taken(window, name)
+        return self._nodes[name].allocatable.of("") - stays - self._taken(window, name)
 
     def _stays(self, name: str, moment: float) -> Room:
         """What others hold on the node beyond that moment."""
@@ -287,11 +288,11 @@ class Reservations:
             if not requests.gpus:
                 others.give_back(requests)
         gpus, used = window.holds(node.name), window.used.get(node.name, Room(0, 0, 0, 0))
-        there = whole(node)
+        there, offered = whole(node), node.allocatable.all_gpus
         there.take(others.as_resources())
 
         def part(amount: int) -> int:
-            return max(0, amount) * min(gpus, node.allocatable.gpus) // max(1, node.allocatable.gpus)
+            return max(0, amount) * min(gpus, offered) // max(1, offered)
 
         return Resources(
             gpus,
@@ -301,8 +302,15 @@ class Reservations:
         )
 
 
+def unbounded(of: Room | Resources) -> Room:
+    """More than any node has, also of those GPUs."""
+    others = tuple((resource, _ALL) for resource, _ in of.other_gpus)
+    return Room(_ALL, _ALL, _ALL, _ALL, of.gpu_resource, others)
+
+
 def _lower(room: Room, bound: Room) -> None:
-    room.gpus = min(room.gpus, bound.gpus)
+    for resource in (room.gpu_resource, *(name for name, _ in room.other_gpus)):
+        room.add_gpus(resource, min(0, bound.of(resource) - room.of(resource)))
     room.cpu_milli = min(room.cpu_milli, bound.cpu_milli)
     room.memory = min(room.memory, bound.memory)
     room.pods = min(room.pods, bound.pods)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from crds.gpuworkload import SHOWN_NODES
+from crds.gpuworkload_status import SHOWN_NODES
 from planning.lifecycle import Step
 from planning.model import Turn, Waiting, WorkloadView
 from planning.places import on_nodes, pods_in

@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TypeVar
 
 from planning.model import WHOLE, Devices
 
@@ -22,12 +23,16 @@ _TABLES = 50_000
 
 @dataclass(frozen=True, slots=True, order=True)
 class Kind:
-    """What tells one typical request from another. `models`: the GPU models it takes; none for any."""
+    """What tells one typical request from another. `models`: the GPU models it takes; none for any.
+
+    `resource`: of its GPUs, '' for the installation's.
+    """
 
     gpus: int
     gpu_milli: int
     cpu_milli: int
     models: tuple[str, ...] = ()
+    resource: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,7 @@ def typical(asked: Iterable[tuple[Kind, float]]) -> tuple[Typical, ...]:
     return tuple(Typical(kind, round(weight / covered, 3)) for kind, weight in chosen)
 
 
+Known = TypeVar("Known")
 Usable = Callable[[Kind, Devices], Iterable[tuple[int, float]]]
 """What requests of a kind could use of the free GPUs: thousandths, each with the free CPU that it takes in all."""
 
@@ -110,3 +116,16 @@ class Fragments:
         table = self._share * sum(devices), [cpu for cpu, _ in parts], usable
         self._tables[model, devices] = table
         return table
+
+
+class ByResource(dict[str, Known]):
+    """For each GPU resource what `make` finds out of its typical requests: no other can use those GPUs."""
+
+    def __init__(self, requests: Iterable[Typical], make: Callable[[tuple[Typical, ...]], Known]) -> None:
+        super().__init__()
+        self._typical, self._make = tuple(requests), make
+
+    def __missing__(self, resource: str) -> Known:
+        mine = (each for each in self._typical if each.kind.resource == resource or not each.kind.gpus)
+        self[resource] = self._make(tuple(mine))
+        return self[resource]

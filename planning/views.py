@@ -7,15 +7,18 @@ refuse becomes a view that says where and why. Nothing large is kept.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from crds.gpuquota import GPUQuotaSpec
 from crds.gpureservation import GPUReservationSpec
 from crds.gpuworkload import MAX_INT32, GPUWorkloadSpec, serialised_size
+from planning.accelerators import AMD, NVIDIA, gpu_counts, known_as, memory_mib, seat_size
 from planning.model import (
     TOMBSTONES,
     Ended,
+    Gap,
     JobView,
     NodeView,
     PodView,
@@ -45,7 +48,7 @@ from planning.naming import (
 )
 from planning.places import places_from, pods_in
 from planning.podspecs import mapping, mappings, pod_requests, resources_of, text
-from planning.quantities import amounts, whole
+from planning.quantities import amounts
 from planning.times import seconds
 from planning.windows import ReservationView
 
@@ -64,9 +67,10 @@ def node_view(raw: object, gpu_resource: str) -> NodeView:
             since = None if ready else seconds(condition.get("lastTransitionTime"))
     labels = {str(key): value for key, value in mapping(meta.get("labels")).items() if isinstance(value, str)}
     allocatable = amounts(status.get("allocatable"))
-    capacity = whole(mapping(status.get("capacity")).get(gpu_resource))
-    gpus = allocatable.get(gpu_resource, 0)
-    gap, expected = _gpu_gap(gpus, capacity, labels, gpu_resource)
+    gpus, capacity = (gpu_counts(each, gpu_resource) for each in (allocatable, amounts(status.get("capacity"))))
+    gaps = tuple(_gaps(dict(gpus), dict(capacity), labels, gpu_resource))
+    known = dict.fromkeys([*(name for name, _ in gpus), *(gap.resource for gap in gaps)])
+    told = ((name, memory_mib(labels, name or gpu_resource)) for name in known)
     return NodeView(
         name=text(meta.get("name")),
         uid=text(meta.get("uid")),
@@ -78,13 +82,13 @@ def node_view(raw: object, gpu_resource: str) -> NodeView:
             for taint in mappings(spec.get("taints"))
         ),
         labels=labels,
-        allocatable=Resources(
+        allocatable=Resources.counting(
             gpus, allocatable.get("cpu", 0), allocatable.get("memory", 0), allocatable.get("pods", 0)
         ),
-        gpu_gap=gap,
-        gpus_expected=expected,
+        gaps=gaps,
         not_ready_since=since,
         created=seconds(meta.get("creationTimestamp")) or 0.0,
+        gpu_memory=tuple((name, mib) for name, mib in told if mib),
     )
 
 
@@ -302,10 +306,9 @@ def _ended(status: Mapping[str, Any]) -> Ended | None:
 
 def requests_text(requests: Resources) -> str:
     """Requests as a Job's annotation holds them."""
-    return json.dumps(
-        {"gpus": requests.gpus, "cpuMilli": requests.cpu_milli, "memory": requests.memory, "pods": requests.pods},
-        separators=(",", ":"),
-    )
+    told = {"gpus": requests.gpus, "cpuMilli": requests.cpu_milli, "memory": requests.memory, "pods": requests.pods}
+    named = {"gpuResource": requests.gpu_resource} if requests.gpu_resource else {}
+    return json.dumps({**told, **named}, separators=(",", ":"))
 
 
 def _indices(listed: object, pods: int) -> frozenset[int]:
@@ -355,30 +358,47 @@ def _job_requests(annotation: object, pod_spec: object) -> Resources:
     if isinstance(found, dict):
         values = [found.get(key) for key in ("gpus", "cpuMilli", "memory", "pods")]
         if all(isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63 for value in values):
-            return Resources(*(int(value) for value in values if isinstance(value, int)))
+            gpus, cpu_milli, memory, pods = (int(value) for value in values if isinstance(value, int))
+            resource = sys.intern(text(found.get("gpuResource")))
+            return Resources(gpus, cpu_milli, memory, pods, gpu_resource=resource)
     asked = pod_requests(pod_spec)
     gpus = sum(value for name, value in asked.items() if name.endswith("/gpu"))
     return Resources(gpus, asked.get("cpu", 0), asked.get("memory", 0), 1)
 
 
-def _gpu_gap(gpus: int, capacity: int, labels: Mapping[str, str], gpu_resource: str) -> tuple[str, int]:
-    """Why a GPU node offers no GPU, and how many to expect; ('', 0) when it offers some or has none."""
-    if gpus > 0:
-        return "", 0
-    if capacity > 0:
-        return (
-            f"capacity shows {capacity} GPUs but allocatable 0: the device plugin is not ready or all are unhealthy",
-            capacity,
-        )
-    count = labels.get(f"{gpu_resource}.count", "")
+def _gaps(
+    gpus: Mapping[str, int], capacity: Mapping[str, int], labels: Mapping[str, str], gpu_resource: str
+) -> Iterator[Gap]:
+    """Why the node offers no GPU of a resource that it has, and how many to expect."""
+    for name, count in capacity.items():
+        if count > 0 and gpus.get(name, 0) == 0:
+            what = name or "GPUs"
+            yield Gap(
+                count,
+                f"capacity shows {count} {what} but allocatable 0: the device plugin is not ready or all are unhealthy",
+                name,
+            )
+    if any(seat_size(name) for name in capacity):
+        return  # what the labels tell of may well be in the seats
+    for resource in dict.fromkeys((gpu_resource, NVIDIA, AMD)):
+        name = known_as(resource, gpu_resource)
+        if gpus.get(name, 0) == 0 and capacity.get(name, 0) == 0:
+            gap = _labelled(resource, labels)
+            if gap:
+                yield Gap(*gap, name)
+
+
+def _labelled(resource: str, labels: Mapping[str, str]) -> tuple[int, str] | None:
+    """How many GPUs of a resource that is not registered the labels tell of (0: some), and which of them does."""
+    count = labels.get(f"{resource}.count", "")
     expected = int(count) if count.isdecimal() and len(count) <= 3 else 0
     if expected > 0:
-        return f"label {gpu_resource}.count={count} but no GPU is registered: no device plugin runs there", expected
-    for label in (gpu_resource, f"{gpu_resource}.present"):
+        return expected, f"label {resource}.count={count} but no GPU is registered: no device plugin runs there"
+    for label in (resource, f"{resource}.present"):
         value = labels.get(label, "")
         if value and value.lower() not in ("false", "0"):
-            return f"label {label}={value} but no GPU is registered: no device plugin runs there", 0
-    return "", 0
+            return 0, f"label {label}={value} but no GPU is registered: no device plugin runs there"
+    return None
 
 
 def _job_of(meta: Mapping[str, Any], labels: Mapping[str, Any]) -> str:

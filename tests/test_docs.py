@@ -33,11 +33,10 @@ from crds.gpuworkload import (
     ConditionType,
     EnvVar,
     GPUWorkloadSpec,
-    GPUWorkloadStatus,
     Phase,
-    Recommendation,
     Toleration,
 )
+from crds.gpuworkload_status import GPUWorkloadStatus, Recommendation
 from crds.settings import SETTINGS_KEY, SETTINGS_NAME, SETTINGS_NAMESPACE, Settings
 from planning import strategies
 from planning.model import Ledger
@@ -313,8 +312,8 @@ def test_the_spec_table_tells_limits(path: str) -> None:
         assert known, "the models say nothing about limits: this test has become blind"
     if path == "schedulingStrategy":
         return  # its pattern tells the length
-    # Limits of what a list or map holds (a string's length, a label's) are not told; its own are.
-    inside = {"command": {16384}, "args": {16384}, "nodeSelector": {63, 317}}
+    # Limits of what a list or map holds (a string's length, a label's, a quantity's) are not told; its own are.
+    inside = {"command": {16384}, "args": {16384}, "nodeSelector": {63, 317}, "gpuMemory": {64, 2**62}}
     missing = {value for value in known if str(value) not in limits} - inside.get(path, set())
     assert not missing, f"{path}: {sorted(missing)} is a limit in the models and not in the table"
 

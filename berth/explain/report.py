@@ -141,4 +141,4 @@ def _table(console: Console, title: str) -> Table:
 
 def _amounts(need: Resources) -> str:
     others = [show_amount(what, need) for what, asked in (("CPU", need.cpu_milli), ("memory", need.memory)) if asked]
-    return ", ".join([show_gpus(need.gpus), *others])
+    return ", ".join([show_gpus(need.gpus, need.gpu_resource), *others])

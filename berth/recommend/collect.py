@@ -13,7 +13,7 @@ from kube.client import KubeClient
 from kube.errors import AccessDenied
 from kube.resources import GPUMODELPROFILES, GPUWORKLOADS, NODES
 from planning import views
-from planning.model import GPU_MODEL_LABEL, WorkloadView
+from planning.model import WorkloadView
 from planning.profile_status import profile_view
 from planning.profiles import Profile
 from planning.recommendation import Ask, GpuType, Recommendation, ask_of, gpu_types, recommend
@@ -48,19 +48,23 @@ async def collect(kubeconfig: Path | None, context: str | None, namespace: str) 
         types, unknown = await _fleet(kube, settings.gpu_resource)
     known = [profile for raw in profiles if (profile := profile_view(raw)) is not None]
     return Found(
-        rows(known, [views.workload_view(raw) for raw in workloads], types, time.time()),
+        rows(known, [views.workload_view(raw) for raw in workloads], types, settings.gpu_resource, time.time()),
         "; ".join(filter(None, (assumed, unknown))),
     )
 
 
 def rows(
-    profiles: Iterable[Profile], workloads: Iterable[WorkloadView], types: tuple[GpuType, ...], now: float
+    profiles: Iterable[Profile],
+    workloads: Iterable[WorkloadView],
+    types: tuple[GpuType, ...],
+    installed: str,
+    now: float,
 ) -> list[Row]:
     """A row for each number of GPUs that a model was run with; what else is asked for is the newest workload's."""
     asked: dict[tuple[str, int], Ask] = {}
     for view in sorted(workloads, key=lambda view: view.created):
         if view.spec is not None:
-            asked[view.spec.model_name, view.spec.gpu_count] = ask_of(view.spec)
+            asked[view.spec.model_name, view.spec.gpu_count] = ask_of(view.spec, installed)
     found = []
     for profile in sorted(profiles, key=lambda profile: profile.model):
         for count in sorted(profile.at):
@@ -73,7 +77,7 @@ def rows(
 async def _fleet(kube: KubeClient, gpu_resource: str) -> tuple[tuple[GpuType, ...], str]:
     """The fleet's GPU models; none, and why, where nodes may not be read."""
     try:
-        nodes, _ = await kube.list(NODES, label_selector=GPU_MODEL_LABEL)
+        nodes, _ = await kube.list(NODES)
     except AccessDenied:
         return (), "you may not list nodes, so no GPU type is proposed"
     return gpu_types(views.node_view(raw, gpu_resource) for raw in nodes), ""

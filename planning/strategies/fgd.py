@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import exp
 
-from planning.model import GPU_MODEL_LABEL
 from planning.strategies.candidates import Candidate, Rank, Request
-from planning.typical import Fragments, Typical
+from planning.typical import ByResource, Fragments, Typical
 
 # Beyond this many thousandths of GPUs the score does not change any more, and exp would overflow.
 _STEEPEST = 20_000.0
@@ -24,12 +23,13 @@ class FGD:
     steady = True
 
     def __init__(self, requests: Iterable[Typical] = ()) -> None:
-        self._fragments = Fragments(requests)
+        self._of = ByResource(requests, Fragments)
 
     def rank(self, request: Request, candidate: Candidate) -> Rank:
-        model, free = candidate.node.labels.get(GPU_MODEL_LABEL, ""), candidate.cpu_milli
-        fall = self._fragments.on(model, free, candidate.devices) - self._fragments.on(
-            model, free - request.requests.cpu_milli, candidate.after
+        need, model, free = request.requests, candidate.node.gpu_model, candidate.cpu_milli
+        fragments = self._of[need.gpu_resource]
+        fall = fragments.on(model, free, candidate.devices) - fragments.on(
+            model, free - need.cpu_milli, candidate.after
         )
         return -score(fall), sum(candidate.devices)
 

@@ -6,10 +6,9 @@ such request counts as wholly usable. Here its ties, which are many, are broken 
 
 from __future__ import annotations
 
-from planning.model import GPU_MODEL_LABEL
 from planning.strategies.candidates import Candidate, Rank, Request
 from planning.strategies.fgd import score
-from planning.typical import Fragments, Typical, as_often_as_it_fits
+from planning.typical import ByResource, Fragments, Typical, as_often_as_it_fits
 
 
 class Headroom:
@@ -19,12 +18,12 @@ class Headroom:
     steady = True
 
     def __init__(self, requests: tuple[Typical, ...] = ()) -> None:
-        self._once = Fragments(requests)
-        self._often = Fragments(requests, as_often_as_it_fits)
+        self._of = ByResource(requests, lambda mine: (Fragments(mine), Fragments(mine, as_often_as_it_fits)))
 
     def rank(self, request: Request, candidate: Candidate) -> Rank:
-        model, cpu = candidate.node.labels.get(GPU_MODEL_LABEL, ""), candidate.cpu_milli
-        left, before, after = cpu - request.requests.cpu_milli, candidate.devices, candidate.after
-        once = self._once.on(model, cpu, before) - self._once.on(model, left, after)
-        often = self._often.on(model, cpu, before) - self._often.on(model, left, after)
+        need, model, cpu = request.requests, candidate.node.gpu_model, candidate.cpu_milli
+        left, before, after = cpu - need.cpu_milli, candidate.devices, candidate.after
+        fits_once, fits_often = self._of[need.gpu_resource]
+        once = fits_once.on(model, cpu, before) - fits_once.on(model, left, after)
+        often = fits_often.on(model, cpu, before) - fits_often.on(model, left, after)
         return -score(once), -score(often), sum(before)

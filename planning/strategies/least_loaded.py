@@ -19,7 +19,7 @@ class LeastLoaded:
     def rank(self, request: Request, candidate: Candidate) -> Rank:
         whole, free = candidate.node.allocatable, sum(candidate.devices)
         used = max(
-            1.0 - free / (whole.gpus * WHOLE) if whole.gpus > 0 else 0.0,
+            1.0 - free / (len(candidate.devices) * WHOLE) if candidate.devices else 0.0,
             1.0 - candidate.cpu_milli / whole.cpu_milli if whole.cpu_milli > 0 else 0.0,
             1.0 - candidate.memory / whole.memory if whole.memory > 0 else 0.0,
         )

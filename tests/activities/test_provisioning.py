@@ -20,7 +20,7 @@ from crds.settings import Settings
 from kube.client import KubeClient
 from kube.errors import KubeError
 from kube.resources import GPUWORKLOADS, PODTEMPLATES, PROVISIONINGREQUESTS
-from planning.model import Booking, Decision, Order, Provisioning, Stage, WorkloadView
+from planning.model import Booking, Decision, Gap, Order, Provisioning, Stage, WorkloadView
 from planning.naming import request_name
 from planning.views import workload_view
 from tests.activities.test_placements import Cache, carry_out
@@ -252,7 +252,7 @@ async def test_what_is_added_to_a_status_that_tells_it_already_stays(world: Worl
 async def test_before_another_try_it_is_looked_whether_a_node_is_coming(world: World) -> None:
     await world.apply()
     now = MOMENT
-    coming = node("new", 0, gpu_gap="none registered", gpus_expected=4, created=now)
+    coming = node("new", 0, gaps=(Gap(4, "none registered"),), created=now)
     world.cache.snapshot = lambda: SimpleNamespace(nodes=(coming,), pods=(), jobs=(), workloads=(), now=now)
     assert (await world.arrange(1)).stage == "" and await world.there() == ([], [])
     assert (await world.arrange(0)).stage == "ordered", "the round has just counted it for somebody else"

@@ -7,7 +7,7 @@ import contextlib
 import json
 import re
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,12 +36,18 @@ class Tenant:
     temporal: Client
     namespace: str
 
-    async def node(self, name: str, gpus: int, *, kubelet: bool = True, **labels: str) -> str:
+    async def node(
+        self, name: str, gpus: int, *, kubelet: bool = True, offers: Mapping[str, int] | None = None, **labels: str
+    ) -> str:
         """A simulated node. One without `kubelet` does nothing with its pods: the test does, by `play`; and it can be
         used at once, for the taint that every node is born with is gone.
+
+        `offers`: resources beside its GPUs, which are NVIDIA's.
         """
         full = f"{self.namespace}-{name}"
         manifest = node_manifest(SimulatedNode(full, gpus=gpus, labels={"pool": self.namespace, **labels}))
+        for told in ("allocatable", "capacity"):
+            manifest["status"][told] |= {resource: str(count) for resource, count in (offers or {}).items()}
         if not kubelet:
             del manifest["metadata"]["annotations"]
             manifest["status"]["conditions"] = [{"type": "Ready", "status": "True"}]

@@ -18,9 +18,9 @@ from activities.signatures import LEARN
 from berth.cli import command_line
 from kube.errors import NotFound
 from kube.resources import GPUMODELPROFILES
+from planning.accelerators import NVIDIA_MEMORY_LABEL
 from planning.model import GPU_MODEL_LABEL
 from planning.naming import profile_name
-from planning.recommendation import GPU_MEMORY_LABEL
 from stack import Stack
 from tests.application.stories import installation
 from tests.application.tenant import Tenant, eventually, tenancy, type_name
@@ -99,7 +99,7 @@ def forget_everything(stack: Stack) -> None:
 
 async def test_runs_are_learned_recommended_and_remembered_without_temporal(tenant: Tenant) -> None:
     for name, model, memory in (("large", "A100", "81920"), ("small", "A10", "24576")):
-        labels: dict[str, Any] = {GPU_MODEL_LABEL: model, GPU_MEMORY_LABEL: memory}
+        labels: dict[str, Any] = {GPU_MODEL_LABEL: model, NVIDIA_MEMORY_LABEL: memory}
         await tenant.node(name, 8, **labels)
     assert "Nothing was learned" in await berth(tenant)
     await run(tenant, "gone", ttlSecondsAfterFinished=1)

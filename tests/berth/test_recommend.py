@@ -14,6 +14,7 @@ from berth.recommend import collect
 from berth.recommend.collect import Found, Row, rows
 from berth.recommend.report import TOO_LITTLE, as_json, show
 from kube.errors import AccessDenied, Unavailable
+from planning.accelerators import NVIDIA
 from planning.decay import DAY
 from planning.profiles import Mark, Profile, Run, fold
 from planning.recommendation import Ask, GpuType
@@ -45,14 +46,14 @@ def test_what_is_asked_for_is_the_newest_workloads() -> None:
     old = workload("old", 2, spec={"modelName": "a", "priority": "low"}, created=NOW - 9)
     new = workload("new", 2, spec={"modelName": "a", "priority": "high"}, created=NOW)
     profiles = [learned("b", 4), learned("a", 2)]
-    first, second = rows(profiles, [new, old, workload("broken", 99)], FLEET, NOW)
+    first, second = rows(profiles, [new, old, workload("broken", 99)], FLEET, NVIDIA, NOW)
     assert (first.model, first.asked) == ("a", Ask(2, "high"))
     assert (second.model, second.asked) == ("b", Ask(4)), "nobody asks for it now"
     assert second.recommendation is not None and second.recommendation.priority is None
 
 
 def test_a_person_reads_it_also_in_a_narrow_window() -> None:
-    known = rows([learned("meta-llama/Llama-3.1-8B-Instruct", 2), learned("[red]new", 1, 2)], [], FLEET, NOW)
+    known = rows([learned("meta-llama/Llama-3.1-8B-Instruct", 2), learned("[red]new", 1, 2)], [], FLEET, NVIDIA, NOW)
     text = printed(*known)
     assert "asked 2 GPUs proposed 1 GPU with 23,000 MiB each (type A10) confidence 0.50, after 4 runs" in text
     assert "why its runs with 2 GPUs show at most 1 in use at once" in text
@@ -61,7 +62,7 @@ def test_a_person_reads_it_also_in_a_narrow_window() -> None:
 
 
 def test_a_program_reads_numbers() -> None:
-    (told,) = json.loads(json.dumps(as_json(rows([learned("a", 2)], [], FLEET, NOW))))
+    (told,) = json.loads(json.dumps(as_json(rows([learned("a", 2)], [], FLEET, NVIDIA, NOW))))
     assert told["asked"]["gpu_count"] == 2 and told["runs"] == 4
     assert told["recommendation"]["gpu_count"] == 1 and told["recommendation"]["memory_mib"] == 23_000
 
@@ -71,8 +72,13 @@ def test_a_program_reads_numbers() -> None:
     [
         (Found([], ""), [], 0, "Nothing was learned in namespace default yet"),
         (Found([], ""), ["m"], 1, "Nothing was learned of model 'm' in namespace 'default'"),
-        (Found(rows([learned("a", 2)], [], (), NOW), ""), ["m"], 1, "There it is known of a."),
-        (Found(rows([learned("a", 2)], [], (), NOW), "you may not list nodes"), ["a"], 0, "note: you may not list"),
+        (Found(rows([learned("a", 2)], [], (), NVIDIA, NOW), ""), ["m"], 1, "There it is known of a."),
+        (
+            Found(rows([learned("a", 2)], [], (), NVIDIA, NOW), "you may not list nodes"),
+            ["a"],
+            0,
+            "note: you may not list",
+        ),
         (AccessDenied("who is not allowed", request="list"), [], 1, "Ask for the right to list GPUModelProfiles"),
         (Unavailable("nobody answers", request="list"), [], 1, "nobody answers"),
     ],

@@ -72,6 +72,16 @@ def test_what_is_no_priority(wrong: object) -> None:
         ({"ttlSecondsAfterFinished": -1}, "spec.ttlSecondsAfterFinished: must be at least 0, not -1"),
         ({"suspend": "yes"}, "spec.suspend: must be true or false, not 'yes'"),
         ({"gpus": 2}, "spec.gpus: is not a field that berth knows"),
+        ({"gpuResource": "gpu"}, "spec.gpuResource: must match"),
+        ({"gpuMemory": "lots"}, "spec.gpuMemory: is not a quantity"),
+        ({"gpuMemory": "-1Gi"}, "spec.gpuMemory: is not a quantity"),
+        ({"gpuFraction": 0}, "spec.gpuFraction: must be at least 0.001, not 0"),
+        ({"gpuFraction": 1}, "spec.gpuFraction: must be at most 0.999, not 1"),
+        ({"gpuFraction": "0.5"}, "spec.gpuFraction: must be a number, not '0.5'"),
+        ({"gpuFraction": True}, "spec.gpuFraction: must be a number, not true"),
+        ({"gpuFraction": float("nan")}, "spec.gpuFraction: "),
+        ({"gpuFraction": 0.5, "gpuCount": 2}, "spec: gpuFraction is a part of one GPU, given as a seat: gpuCount must"),
+        ({"gpuFraction": 0.5, "gpuResource": "amd.com/gpu"}, "spec: gpuFraction is a part of one GPU"),
     ],
 )
 def test_refusals_say_where_and_why(changes: dict[str, Any], message: str) -> None:

@@ -164,11 +164,11 @@ class Cluster:
         """Where each workload is."""
         return {uid: job.node for uid, job in self.jobs.items() if not job.preempted}
 
-    def claims(self, node: str) -> int:
-        """GPUs that gangs on their way will have on the node."""
+    def claims(self, node: str, resource: str) -> int:
+        """GPUs of this resource that gangs on their way will have on the node."""
         present = {(pod.job_name, pod.index) for pod in self.pods.values() if pod.node}
         return sum(
-            job.requests.gpus
+            job.requests.of(resource)
             for job in self.jobs.values()
             if not job.preempted
             for index, where in enumerate(ranks(job.places))
@@ -178,10 +178,15 @@ class Cluster:
     def check(self) -> None:
         """Raises AssertionError where a node, or a tenant that may not borrow, holds more than it has."""
         for node in self.nodes:
-            held = sum(pod.requests.gpus for pod in self.pods.values() if pod.node == node.name)
-            held += self.claims(node.name)
-            assert held <= node.allocatable.gpus, f"{node.name} holds {held} GPUs"
+            here = [pod for pod in self.pods.values() if pod.node == node.name]
+            asked = [pod.requests for pod in here] + [job.requests for job in self.jobs.values()]
+            for resource in {each.gpu_resource for each in asked}:
+                held = sum(pod.requests.of(resource) for pod in here) + self.claims(node.name, resource)
+                there = node.allocatable.of(resource)
+                assert held <= there, f"{node.name} holds {held} {resource or 'GPUs'}"
         for quota in self.quotas:
             if quota.spec is not None and quota.spec.cohort is None and quota.spec.nominal.gpus is not None:
                 mine = [pod for pod in self.pods.values() if pod.namespace in quota.spec.namespaces]
-                assert sum(pod.requests.gpus for pod in mine) <= quota.spec.nominal.gpus, f"{quota.name} holds too much"
+                assert sum(pod.requests.all_gpus for pod in mine) <= quota.spec.nominal.gpus, (
+                    f"{quota.name} holds too much"
+                )

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crds.settings import Settings
+from planning.accelerators import AMD
 from planning.capacity import Belongings, holdings, room
 from planning.explanation import Explanation, explain, keeps_off
 from planning.jobs import shape_of
-from planning.model import NodeView, Resources, Snapshot, WorkloadView
+from planning.model import Gap, NodeView, Resources, Snapshot, WorkloadView
 from tests.planning.builders import (
     NOW,
     SETTINGS,
@@ -76,7 +77,7 @@ def test_every_node_is_counted_by_what_keeps_it_out() -> None:
         node("none", 0),
         node("tainted", taints=(taint("team", value="a"),)),
         node("busy"),
-        node("coming", 0, gpus_expected=8, gpu_gap="its driver is not ready"),
+        node("coming", 0, gaps=(Gap(8, "its driver is not ready"),)),
         node("full-of-cpu", allocatable=Resources(8, 1000, 2**40, 110)),
     ]
     asks = {"resources": {"requests": {"cpu": "8"}}}
@@ -106,6 +107,25 @@ def test_a_node_that_is_not_ready_or_not_selected_is_among_what_would_help() -> 
     )
     assert "away ready: it would fit there" in found.helps
     assert "without its nodeSelector and node affinity: fits other now" in found.helps
+
+
+def test_gpu_memory_and_other_vendors_are_told_apart() -> None:
+    nodes = [
+        node("small", gpu_memory=(("", 24_576),)),
+        node("amd", allocatable=Resources(8, 64_000, 2**38, 110, gpu_resource=AMD)),
+        node("busy", gpu_memory=(("", 81_559),)),
+    ]
+    found = told(snapshot(nodes, [workload("w", 4, spec={"gpuMemory": "40Gi"})], pods=[pod("p", "busy", gpus=8)]))
+    assert dict(found.reasons) == {
+        "with GPUs of 24 GiB (it needs 40 GiB)": 1, "no GPUs": 1, "short of free GPUs": 1,
+    }  # fmt: skip
+    assert found.helps == ("without gpuMemory: fits small now",)
+    assert {each.name: (each.free.gpus, each.gpus) for each in found.nodes}["amd"] == (0, 0)
+    asks = told(snapshot(nodes, [workload("w", 4, spec={"gpuResource": AMD})]))
+    assert asks.next_node == "amd" and dict(asks.reasons) == {"": 1, f"no {AMD}": 2}
+    assert {each.name: (each.free.gpus, each.gpus) for each in asks.nodes} == {
+        "amd": (8, 8), "busy": (0, 0), "small": (0, 0),
+    }  # fmt: skip
 
 
 def test_its_place_in_the_queue_and_who_is_before_it() -> None:

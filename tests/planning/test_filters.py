@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from planning.accelerators import AMD, SEAT
 from planning.capacity import Room
 from planning.filters import (
     Constraints,
@@ -16,9 +19,10 @@ from planning.filters import (
     lacking,
     matches,
     refusal,
+    shortage,
     tolerates,
 )
-from planning.model import NodeView, Resources
+from planning.model import Gap, NodeView, Resources
 from tests.planning.builders import GIB, node, taint
 
 FREE = Constraints()
@@ -91,7 +95,7 @@ def test_expressions_on_numbers_absent_labels_and_fields() -> None:
 def test_why_a_node_does_not_take_a_request() -> None:
     zone = Constraints(selector=(("zone", "a"),))
     assert refusal(FREE, node("n")) == ""
-    assert refusal(zone, node("n")) == "not matched by its nodeSelector"
+    assert refusal(zone, node("n")) == "not matched by its nodeSelector zone=a"
     assert refusal(Constraints(affinity=()), node("n")) == "not matched by its node affinity"
     assert refusal(Constraints(affinity=((),)), node("n")) == "not matched by its node affinity"
     assert refusal(FREE, node("n", ready=False)) == "not ready"
@@ -111,7 +115,7 @@ def test_what_a_node_lacks() -> None:
 def test_unready_and_cordoned_nodes_may_come_back() -> None:
     assert able_when_empty(shape(8), node("n", ready=False))
     assert able_when_empty(shape(8), node("n", unschedulable=True, taints=(taint("node.kubernetes.io/unschedulable"),)))
-    assert able_when_empty(shape(8), node("n", gpus=0, gpus_expected=8))
+    assert able_when_empty(shape(8), node("n", gpus=0, gaps=(Gap(8, "its driver is not ready"),)))
     assert not able_when_empty(shape(8), node("n", gpus=4))
     assert not able_when_empty(shape(1), node("n", taints=(taint("dedicated"),)))
     assert not able_when_empty(shape(1, cpu=65_000), node("n"))
@@ -122,7 +126,7 @@ def test_never_is_explained() -> None:
     assert explain_never(shape(8), small) == "no node has 8 GPUs; the largest has 4"
     assert explain_never(shape(1), []) == "there is no node in the cluster; it needs 1 GPU"
     zone = Constraints(selector=(("zone", "a"),))
-    assert explain_never(shape(1, constraints=zone), small) == "none of 3 nodes is matched by its nodeSelector"
+    assert explain_never(shape(1, constraints=zone), small) == "none of 3 nodes is matched by its nodeSelector zone=a"
     tainted = [node(f"t{i}", taints=(taint("dedicated", value="x"),)) for i in range(2)]
     message = explain_never(shape(1), tainted)
     assert message == "all 2 nodes that could be meant carry a taint it does not tolerate: 2 dedicated=x:NoSchedule"
@@ -132,8 +136,71 @@ def test_never_is_explained() -> None:
     assert explain_never(shape(1, cpu=96_000), small) == (
         "3 of 3 nodes have 1 GPU, but none has enough CPU even when empty: it needs 96 CPU, the largest has 64 CPU"
     )
-    gap = [node("g", gpus=0, gpu_gap="label nvidia.com/gpu.present=true but no GPU is registered")]
+    gap = [node("g", gpus=0, gaps=(Gap(0, "label nvidia.com/gpu.present=true but no GPU is registered"),))]
     assert "no GPU is registered" in explain_never(shape(1), gap)
+
+
+def test_gpu_memory_is_asked_of_each_gpu() -> None:
+    small, large = node("s", gpu_memory=(("", 24_576),)), node("l", gpu_memory=(("", 81_559),))
+    forty = Constraints(gpu_memory=40 * 1024)
+    assert refusal(forty, small) == "with GPUs of 24 GiB (it needs 40 GiB)"
+    assert refusal(forty, large) == ""
+    assert refusal(forty, node("u")) == "whose labels do not tell their GPUs' memory (it needs 40 GiB)"
+    assert refusal(forty, node("cpu", 0)) == "", "it has none of which the memory would matter"
+    assert able_when_empty(shape(1, constraints=forty), large)
+    assert not able_when_empty(shape(1, constraints=forty), small)
+    assert why_not(shape(4, constraints=forty), [small, replace(small, name="t"), large], gpus=3) == (
+        "needs 4 GPUs on one node; 3 of 3 nodes have 4, none can take it now: "
+        "2 with GPUs of 24 GiB (it needs 40 GiB), 1 short of free GPUs"
+    )
+    assert explain_never(shape(1, constraints=forty), [small, small, node("u")]) == (
+        "it needs GPUs of 40 GiB or more, but none of 3 nodes has such: "
+        "2 with GPUs of 24 GiB, 1 whose labels do not tell their GPUs' memory"
+    )
+    assert explain_never(shape(16, constraints=forty), [small, large]) == (
+        "no node has 16 GPUs; the largest of the 1 node it may use (1 with too little GPU memory) has 8"
+    )
+
+
+def test_gpus_of_another_resource() -> None:
+    mixed = node("m", allocatable=Resources.counting([("", 2), (AMD, 4)], 64_000, GIB, 110))
+    amd = node("a", allocatable=Resources(2, 64_000, GIB, 110, gpu_resource=AMD))
+    asks = Shape(Resources(4, pods=1, gpu_resource=AMD))
+    assert able_when_empty(asks, mixed) and not able_when_empty(asks, amd) and not able_when_empty(asks, node("n"))
+    assert lacking(asks.requests, mixed.allocatable) == "" and lacking(asks.requests, amd.allocatable) == "GPUs"
+    assert explain_never(asks, [amd, node("n")]) == f"no node has 4 {AMD}; the largest has 2"
+    assert explain_never(asks, [node("n")]) == f"no node offers {AMD}"
+    left = {"m": Room(2, 64_000, GIB, 110, other_gpus=((AMD, 3),)), "a": Room(2, 64_000, GIB, 110, AMD)}
+    assert explain_now(asks, [mixed, amd], left, ["", ""]) == (
+        f"needs 4 {AMD} on one node; 1 of 2 nodes has 4, none has 4 free now"
+    )
+    assert shortage(asks.requests, mixed, left["m"]) == "short of free GPUs"
+    assert shortage(asks.requests, amd, left["a"]) == f"too few {AMD}"
+    assert shortage(asks.requests, node("n"), Room(8, 64_000, GIB, 110)) == f"no {AMD}"
+
+
+def test_a_part_of_a_gpu_needs_seats() -> None:
+    seat = Shape(Resources(1, pods=1, gpu_resource=SEAT))
+    assert explain_never(seat, [node("n")]) == (
+        f"no node offers seats on single GPUs ({SEAT}), and berth gives parts of GPUs only as seats: "
+        "install seats, or ask for a whole GPU, without gpuFraction"
+    )
+    larger = Shape(Resources(1, pods=1, gpu_resource="kyb.ai/gpu-2x-seat"))
+    assert explain_never(larger, [node("n")]) == "no node offers seats of that size (kyb.ai/gpu-2x-seat)"
+    coming = node("n", 0, gaps=(Gap(3, "its seats are not there yet", SEAT),))
+    assert able_when_empty(seat, coming) and not able_when_empty(shape(1), coming)
+    assert shortage(seat.requests, coming, Room(0, 1, 1, 1)) == "its seats are not there yet"
+
+
+def test_where_a_node_is_counts_by_its_labels() -> None:
+    """Zones, GPU models, NVLink domains: what nodeSelector names is what is told."""
+    domain = "nvidia.com/gpu.clique"
+    asks = Constraints(selector=((domain, "d1.0"), ("topology.kubernetes.io/zone", "a")))
+    near = node("n", labels={"topology.kubernetes.io/zone": "a", domain: "d1.0"})
+    far = node("f", labels={"topology.kubernetes.io/zone": "b", domain: "d1.0"})
+    assert refusal(asks, near) == ""
+    assert refusal(asks, far) == "not matched by its nodeSelector topology.kubernetes.io/zone=a"
+    assert refusal(asks, node("o")) == f"not matched by its nodeSelector {domain}=d1.0"
 
 
 def test_not_now_is_explained() -> None:
@@ -147,5 +214,5 @@ def test_not_now_is_explained() -> None:
     )
     busy = [node("a")]
     assert why_not(shape(1, cpu=1), busy, cpu=0).endswith("none can take it now: 1 short of free CPU")
-    gap = [node("a", gpus=0, gpus_expected=8, gpu_gap="capacity shows 8 GPUs but allocatable 0")]
+    gap = [node("a", gpus=0, gaps=(Gap(8, "capacity shows 8 GPUs but allocatable 0"),))]
     assert "1 capacity shows 8 GPUs but allocatable 0" in why_not(shape(1), gap)

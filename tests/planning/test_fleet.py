@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planning.capacity import Room
+from planning.accelerators import AMD, SEAT
+from planning.capacity import Room, whole
 from planning.filters import Constraints, Shape
 from planning.fleet import Fleet, Place
 from planning.model import GPU_MODEL_LABEL, WHOLE, NodeView, Resources
@@ -17,13 +19,25 @@ from planning.strategies.fgd import FGD
 from planning.typical import Kind, typical
 from tests.planning.builders import GIB, node
 
-LEARNED = FGD(typical([(Kind(1, 300, 2000), 3.0), (Kind(2, WHOLE, 9000, ("T4",)), 1.0), (Kind(4, WHOLE, 4000), 2.0)]))
+LEARNED = FGD(
+    typical(
+        [
+            (Kind(1, 300, 2000), 3.0),
+            (Kind(2, WHOLE, 9000, ("T4",)), 1.0),
+            (Kind(4, WHOLE, 4000), 2.0),
+            (Kind(2, WHOLE, 5, resource=AMD), 2.0),
+        ]
+    )
+)
 STRATEGIES: list[Strategy] = [LEARNED, *(informed(name, tuple) for name in installed() if name != "fgd")]
 
+others = st.sampled_from([AMD, SEAT])
 needs = st.one_of(
     st.builds(Resources, gpus=st.integers(0, 4), cpu_milli=st.integers(0, 9) | st.just(40_000), pods=st.just(1)),
     st.builds(Resources, gpus=st.just(1), cpu_milli=st.integers(0, 9), gpu_milli=st.sampled_from([100, 300, 500, 999])),
+    st.builds(Resources, gpus=st.integers(1, 3), cpu_milli=st.integers(0, 9), gpu_resource=others),
 )
+offers = st.dictionaries(st.sampled_from(["", AMD, SEAT]), st.integers(1, 8), max_size=3)
 models = st.sampled_from(["", "T4", "H200"])
 
 
@@ -35,21 +49,22 @@ class Plain:
     cpu: int
     memory: int
     pods: int
-    gpus: list[int]
+    gpus: dict[str, list[int]]
 
     def offers(self, request: Request, strategy: Strategy) -> list[tuple[Rank, str, int]]:
         need = request.requests
         if need.cpu_milli > self.cpu or need.memory > self.memory or need.pods > self.pods:
             return []
-        before = tuple(sorted(self.gpus, reverse=True))
+        gpus = self.gpus.get(need.gpu_resource, [])
+        before = tuple(sorted(gpus, reverse=True))
         if need.gpu_milli == WHOLE or not need.gpus:
-            free = [i for i, each in enumerate(self.gpus) if each == WHOLE][: need.gpus]
+            free = [i for i, each in enumerate(gpus) if each == WHOLE][: need.gpus]
             choices = [(WHOLE, free)] if len(free) == need.gpus else []
         else:
-            choices = [(each, [i]) for i, each in enumerate(self.gpus) if each >= need.gpu_milli]
+            choices = [(each, [i]) for i, each in enumerate(gpus) if each >= need.gpu_milli]
         found = []
         for free_there, devices in choices:
-            left = [each - need.gpu_milli * (i in devices) for i, each in enumerate(self.gpus)]
+            left = [each - need.gpu_milli * (i in devices) for i, each in enumerate(gpus)]
             candidate = Candidate(self.view, self.cpu, self.memory, before, tuple(sorted(left, reverse=True)))
             found.append((strategy.rank(request, candidate), self.view.name, free_there))
         return found
@@ -59,23 +74,24 @@ class Plain:
         self.memory += sign * need.memory
         self.pods += sign * need.pods
         for device in devices:
-            self.gpus[device] += sign * need.gpu_milli
+            self.gpus[need.gpu_resource][device] += sign * need.gpu_milli
 
 
-def plain(name: str, gpus: int, model: str) -> Plain:
-    view = node(name, gpus, labels={GPU_MODEL_LABEL: model})
-    return Plain(view, 64_000, 256 * GIB, 5, [WHOLE] * gpus)
+def plain(name: str, gpus: dict[str, int], model: str) -> Plain:
+    offered = Resources.counting(gpus.items(), 64_000, 256 * GIB, 5)
+    view = node(name, labels={GPU_MODEL_LABEL: model}, allocatable=offered)
+    return Plain(view, 64_000, 256 * GIB, 5, {resource: [WHOLE] * count for resource, count in gpus.items()})
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 8), models), min_size=1, max_size=6),
+    st.lists(st.tuples(offers, models), min_size=1, max_size=6),
     st.lists(st.tuples(needs, models, st.sampled_from(STRATEGIES), st.booleans()), max_size=60),
 )
 def test_it_finds_what_a_look_at_every_node_finds(
-    made: list[tuple[int, str]], asked: list[tuple[Resources, str, Strategy, bool]]
+    made: list[tuple[dict[str, int], str]], asked: list[tuple[Resources, str, Strategy, bool]]
 ) -> None:
     nodes = {f"n{i}": plain(f"n{i}", *each) for i, each in enumerate(made)}
-    fleet = Fleet((each.view, Room(len(each.gpus), each.cpu, each.memory, each.pods)) for each in nodes.values())
+    fleet = Fleet((each.view, whole(each.view)) for each in nodes.values())
     placed: list[tuple[Place, Resources]] = []
     for number, (need, model, strategy, one_ends) in enumerate(asked):
         constraints = Constraints(selector=((GPU_MODEL_LABEL, model),) if model else ())
@@ -86,7 +102,7 @@ def test_it_finds_what_a_look_at_every_node_finds(
         assert (place is None) == (not offers)
         if place is not None:
             _, name, free = min(offers)
-            gpus = nodes[name].gpus
+            gpus = nodes[name].gpus.get(need.gpu_resource, [])
             assert place.node == name
             assert [gpus[i] for i in place.devices] == [free] * need.gpus
             assert len(set(place.devices)) == need.gpus
@@ -99,35 +115,45 @@ def test_it_finds_what_a_look_at_every_node_finds(
             nodes[place.node].change(need, place.devices, 1)
         left = {view.name: devices for view, _, devices in fleet.left()}
         for name, each in nodes.items():
-            assert left[name] == tuple(sorted(each.gpus, reverse=True))
-            assert min([each.cpu, each.memory, each.pods, *each.gpus]) >= 0, "over-committed"
+            first = each.gpus.get(each.view.allocatable.gpu_resource, [])
+            assert left[name] == tuple(sorted(first, reverse=True))
+            thousandths = chain.from_iterable(each.gpus.values())
+            assert min([each.cpu, each.memory, each.pods, *thousandths]) >= 0, "over-committed"
 
 
+BOTH = Resources.counting([("", 4), (AMD, 2)], 64_000, 256 * GIB, 110)
 states = st.dictionaries(
     st.sampled_from(["n0", "n1", "n2"]),
     st.tuples(
-        st.integers(-1, 4), st.sampled_from([0, 2000, 64_000]), models, st.booleans(), st.sampled_from([0, 1, 9])
+        st.integers(-1, 4),
+        st.sampled_from([0, 2000, 64_000]),
+        models,
+        st.booleans(),
+        st.sampled_from([0, 1, 9]),
+        st.integers(-1, 2),
     ),
     min_size=1,
 )
 
 
 # Few, so that most are asked for again in a later round.
-few = st.sampled_from([Resources(1, 2000, pods=1), Resources(3, 0, GIB), Resources(1, gpu_milli=300)])
+few = st.sampled_from(
+    [Resources(1, 2000, pods=1), Resources(3, 0, GIB), Resources(1, gpu_milli=300), Resources(2, 0, gpu_resource=AMD)]
+)
 
 
 @given(st.lists(st.tuples(states, st.lists(st.tuples(few, models, st.sampled_from(STRATEGIES)))), max_size=30))
 def test_what_it_knew_of_earlier_rounds_changes_no_answer(
-    rounds: list[tuple[dict[str, tuple[int, int, str, bool, int]], list[tuple[Resources, str, Strategy]]]],
+    rounds: list[tuple[dict[str, tuple[int, int, str, bool, int, int]], list[tuple[Resources, str, Strategy]]]],
 ) -> None:
     reused = Fleet(())
     for made, asked in rounds:
         nodes = [
             (
-                replace(node(name, 4, labels={GPU_MODEL_LABEL: model}), unschedulable=cordoned),
-                Room(left, cpu, more * GIB, more),
+                node(name, labels={GPU_MODEL_LABEL: model}, allocatable=BOTH, unschedulable=cordoned),
+                Room(left, cpu, more * GIB, more, other_gpus=((AMD, of_amd),)),
             )
-            for name, (left, cpu, model, cordoned, more) in made.items()
+            for name, (left, cpu, model, cordoned, more, of_amd) in made.items()
         ]
         reused.refresh(nodes)
         fresh = Fleet(nodes)

@@ -16,7 +16,7 @@ from planning.floor import Floor, Wish
 from planning.gangs import explain_now, kept_for, never, place
 from planning.jobs import shape_of
 from planning.memory import Memory
-from planning.model import Assignment, Avoided, Ledger, NodeView, Resources, Turn, WorkloadView
+from planning.model import Assignment, Avoided, Gap, Ledger, NodeView, Resources, Turn, WorkloadView
 from planning.places import Gang, gang_of, pods_in
 from planning.strategies import StrategyError, installed
 from tests.planning.builders import NOW, SETTINGS, node, placed, quota, round_of, snapshot, taint, workload
@@ -183,7 +183,7 @@ def test_what_can_never_run_is_told_so_with_numbers() -> None:
     assert places_of(racks, gang("g", 3, 8, topology=NEARBY)) == {"a": 1, "b": 1, "c": 1}
     # A node that is away for now may come back.
     assert told([node("a"), node("b", ready=False)], gang("g", 2, 8))[0] == "WaitingForCapacity"
-    unreported = node("b", 0, ready=False, allocatable=Resources(0, 0, 0, 0), gpus_expected=8)
+    unreported = node("b", 0, ready=False, allocatable=Resources(0, 0, 0, 0), gaps=(Gap(8, "none is registered"),))
     assert told([node("a"), unreported], gang("g", 2, 8))[0] == "WaitingForCapacity"
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from crds.settings import Settings
+from planning.accelerators import SEAT
 from planning.jobs import examination_manifest, job_manifest, refusal, requests_of, shape_of
 from planning.model import Assignment, NodeView, Resources, Turn, WorkloadView
 from planning.naming import job_name
@@ -169,6 +170,53 @@ def test_another_gpu_resource() -> None:
     assert pod_of(made)["containers"][0]["resources"]["limits"] == {"amd.com/gpu": "2"}
 
 
+def test_the_workload_names_the_resource() -> None:
+    view = workload("a", 2, spec={"gpuResource": "amd.com/gpu"})
+    pod = pod_of(manifest(view))
+    assert pod["containers"][0]["resources"]["limits"] == {"amd.com/gpu": "2"}
+    assert pod["tolerations"] == [{"key": "amd.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    assert view.spec is not None
+    shape = shape_of(view.spec, SETTINGS)
+    assert shape.requests == requests_of(view.spec, SETTINGS) == Resources(2, pods=1, gpu_resource="amd.com/gpu")
+    assert shape.constraints.tolerations[-1].key == "amd.com/gpu"
+    back = job_view(manifest(view))
+    assert back is not None and back.requests == shape.requests
+    named = workload("b", 2, spec={"gpuResource": GPU}).spec
+    assert named is not None and shape_of(named, SETTINGS).requests == Resources(2, pods=1), "the installation's own"
+
+
+def test_a_template_of_another_resource() -> None:
+    asked = {"name": "a", "image": "b", "resources": {"limits": {"amd.com/gpu": "2"}}}
+    view = workload("a", 2, spec={"gpuResource": "amd.com/gpu", **template(asked)})
+    assert pod_of(manifest(view))["containers"][0]["resources"]["limits"] == {"amd.com/gpu": "2"}
+    unasked = pod_of(manifest(workload("b", 2, spec={"gpuResource": "amd.com/gpu", **template()})))
+    assert unasked["containers"][0]["resources"]["limits"] == {"amd.com/gpu": "2"}
+
+
+def test_a_part_of_a_gpu_is_a_seat() -> None:
+    view = workload("a", spec={"gpuFraction": 0.5, "gpuMemory": "16G"})
+    (container,) = pod_of(manifest(view))["containers"]
+    assert container["resources"]["limits"] == {SEAT: "1"}
+    assert {"name": "GPU_COUNT", "value": "1"} in container["env"]
+    assert view.spec is not None
+    shape = shape_of(view.spec, SETTINGS)
+    assert shape.requests == Resources(1, pods=1, gpu_resource=SEAT)
+    assert (shape.constraints.gpu_resource, shape.constraints.gpu_memory) == (SEAT, 15_259)
+
+
+def test_a_seat_on_two_gpus_shows_two() -> None:
+    (container,) = pod_of(manifest(workload("a", spec={"gpuResource": "kyb.ai/gpu-2x-seat"})))["containers"]
+    assert container["resources"]["limits"] == {"kyb.ai/gpu-2x-seat": "1"}
+    assert {"name": "GPU_COUNT", "value": "2"} in container["env"]
+
+
+@pytest.mark.parametrize(("given", "mib"), [("80G", 76_294), ("80Gi", 81_920), (2**30, 1024), ("1.5Mi", 2)])
+def test_gpu_memory_in_mib(given: str | int, mib: int) -> None:
+    for spec in ({"gpuMemory": given}, {"gpuMemory": given, **template()}):
+        parsed = workload("a", spec=spec).spec
+        assert parsed is not None and shape_of(parsed, SETTINGS).constraints.gpu_memory == mib
+
+
 def test_a_template_keeps_what_berth_does_not_know_and_is_not_changed_itself() -> None:
     spec = template({"name": "a", "image": "b", "newField": {"x": [1]}}, newPodField=True)
     spec["template"]["metadata"] = {"labels": {"team": "t", "gpu.warp.dev/workload-uid": "forged"}}
@@ -204,6 +252,21 @@ def test_a_template_may_ask_for_its_gpus_itself() -> None:
             "contradicts the template's nodeSelector",
         ),
         (1, {"resources": {"requests": {GPU: 1}}}, "GPUs are asked for by gpuCount"),
+        (1, {"resources": {"limits": {"amd.com/gpu": 1}}}, "by gpuCount and gpuResource; remove amd.com/gpu"),
+        (
+            1,
+            {"gpuResource": "example.com/gpu"},
+            "spec.gpuResource: example.com/gpu is nothing that berth counts as GPUs",
+        ),
+        (1, {"gpuResource": "gpu.intel.com/xe_monitoring"}, "is nothing that berth counts as GPUs"),
+        (2, {"gpuResource": SEAT}, "spec.gpuCount: must be 1, for a workload has one seat"),
+        (1, {"gpuMemory": 40}, "spec.gpuMemory: 40 is less than a MiB; it wants a unit"),
+        (1, {"gpuMemory": "0"}, "spec.gpuMemory: 0 is less than a MiB"),
+        (
+            1,
+            {"gpuResource": "amd.com/gpu", **template(asking(1))},
+            "containers[0].resources.limits: asks for nvidia.com/gpu, but the workload's GPUs are amd.com/gpu",
+        ),
     ],
 )
 def test_what_contradicts_itself_is_refused(gpus: int, spec: dict[str, Any], message: str) -> None:

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planning import status
+from planning.accelerators import AMD, SEAT
 from planning.ledger import after_carrying_out, after_deciding
-from planning.model import Avoided, Ledger, Turn, WorkloadView
+from planning.model import Avoided, Ledger, Resources, Turn, WorkloadView
 from planning.strategies import installed
-from tests.planning.builders import NOW, job, node, placed, pod, promise, round_of, snapshot, taint, workload
+from tests.planning.builders import GIB, NOW, job, node, placed, pod, promise, round_of, snapshot, taint, workload
 
 TEMPLATE = {"template": {"spec": {"containers": [{"name": "a", "image": "b"}]}}}
 
@@ -126,6 +127,37 @@ def test_a_request_that_no_node_could_hold_is_a_verdict() -> None:
     assert (verdict.uid, verdict.turn, verdict.reason) == ("a", Turn(2, 1), "NoSuitableNode")
     assert verdict.message == "no node has 8 GPUs; the largest has 4" and verdict.generation == 3
     assert decision.queued == 0 and not decision.waiting
+
+
+def test_a_part_of_a_gpu_goes_where_seats_are_and_is_a_verdict_where_none_are() -> None:
+    part = workload("a", spec={"gpuFraction": 0.5})
+    (verdict,) = round_of(snapshot([node("n")], [part])).verdicts
+    assert verdict.reason == "NoSuitableNode" and "berth gives parts of GPUs only as seats" in verdict.message
+    seated = node("s", allocatable=Resources(2, 64_000, 256 * GIB, 110, gpu_resource=SEAT))
+    queue = [replace(part, uid=uid, name=uid) for uid in "abc"]
+    decision = round_of(snapshot([node("n"), seated], queue))
+    assert placed(decision) == {"a": "s", "b": "s"} and not decision.verdicts
+    assert decision.waiting[0].message == f"needs 1 {SEAT} on one node; 1 of 2 nodes has 1, none has 1 free now"
+
+
+def test_vendors_share_a_node_without_taking_each_others_gpus() -> None:
+    both = node("n", allocatable=Resources.counting([("", 2), (AMD, 2)], 64_000, 256 * GIB, 110))
+    queue = [workload(f"w{i}", spec={"gpuResource": AMD} if i % 2 else {}) for i in range(6)]
+    stranger = pod("p", "n", requests=Resources(1, pods=1, other_gpus=((AMD, 1),)))
+    decision = round_of(snapshot([both], queue, pods=[stranger]))
+    assert placed(decision) == {"w0": "n", "w1": "n"} and decision.queued == 4
+    assert [a.requests.gpu_resource for a in decision.assignments] == ["", AMD]
+
+
+def test_gpu_memory_chooses_among_nodes() -> None:
+    nodes = [node("a", gpu_memory=(("", 24_576),)), node("b", gpu_memory=(("", 81_559),)), node("c")]
+    decision = round_of(snapshot(nodes, [workload("w", spec={"gpuMemory": "80G"})]))
+    assert placed(decision) == {"w": "b"}
+    (verdict,) = round_of(snapshot(nodes, [workload("w", spec={"gpuMemory": "80Gi"})])).verdicts
+    assert verdict.message == (
+        "it needs GPUs of 80 GiB or more, but none of 3 nodes has such: 1 whose labels do not tell their GPUs' memory, "
+        "1 with GPUs of 24 GiB, 1 with GPUs of 79.6 GiB"
+    )
 
 
 def test_an_unready_node_is_waited_for() -> None:

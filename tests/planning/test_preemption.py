@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from planning.model import NodeView, QuotaView, WorkloadView
+from planning.accelerators import AMD
+from planning.model import NodeView, QuotaView, Resources, WorkloadView
 from planning.preemption import SPARED, no_longer_spared
-from tests.planning.builders import NOW, node, quota, round_of, snapshot, workload
+from tests.planning.builders import GIB, NOW, node, quota, round_of, snapshot, workload
 from tests.planning.cluster import Cluster
 
 LOW: dict[str, Any] = {"priority": "low"}
@@ -102,6 +103,21 @@ def test_only_those_who_are_in_the_way() -> None:
     there = running(*(named(f"s{i}", size, **LOW) for i, size in enumerate((1, 2, 5))), on=cluster(node("n", 8)))
     after(there, named("c", 5, **HIGH))
     assert [uid for uid, _ in there.stopped] == ["s2"], "the cheaper ones are spared, for without them it does not fit"
+
+
+def test_only_those_who_hold_gpus_of_the_same_resource() -> None:
+    both = node("n", allocatable=Resources.counting([("", 2), (AMD, 2)], 64_000, 256 * GIB, 110))
+    there = running(named("n1", 2, **LOW), named("a1", 2, gpuResource=AMD, **LOW), on=cluster(both))
+    after(there, named("high", 1, gpuResource=AMD, **HIGH))
+    assert [uid for uid, _ in there.stopped] == ["a1"] and there.running == {"n1": "n", "high": "n"}
+
+
+def test_what_is_kept_of_one_resource_is_kept_of_no_other() -> None:
+    both = node("n", allocatable=Resources.counting([("", 2), (AMD, 2)], 64_000, 256 * GIB, 110))
+    there = running(named("a1", 1, gpuResource=AMD), on=cluster(both))
+    small = named("small", 1, gpuResource=AMD, age=9)
+    after(there, named("large", 2, gpuResource=AMD, age=90), small, named("nvidia", 2, age=9))
+    assert there.running == {"a1": "n", "nvidia": "n"}, "the other one is kept for the large one"
 
 
 def test_never_for_nothing() -> None:

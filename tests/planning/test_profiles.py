@@ -51,7 +51,13 @@ usages = st.builds(
     power=st.dictionaries(st.integers(0, 40), st.integers(1, 9), max_size=3),
     simulated=st.booleans(),
 )
-kinds = st.builds(Kind, st.integers(1, 8), st.just(WHOLE), st.integers(0, 60).map(lambda n: n * 1000))
+kinds = st.builds(
+    Kind,
+    st.integers(1, 8),
+    st.just(WHOLE),
+    st.integers(0, 60).map(lambda n: n * 1000),
+    resource=st.sampled_from(["", "amd.com/gpu"]),
+)
 
 
 @st.composite

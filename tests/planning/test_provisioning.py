@@ -14,7 +14,7 @@ from crds.settings import Settings
 from planning.capacity import Room
 from planning.jobs import shape_of
 from planning.ledger import after_carrying_out, after_deciding, after_provisioning
-from planning.model import Booking, Decision, Ledger, NodeView, Provisioning, Resources, Snapshot
+from planning.model import Booking, Decision, Gap, Ledger, NodeView, Provisioning, Resources, Snapshot
 from planning.placement import decide
 from planning.provisioning import AGAIN, COMING, PROVISIONING, RENEWED, Arrivals
 from tests.planning.builders import NOW, job, node, pod, quota, snapshot, taint, workload
@@ -43,7 +43,7 @@ def ordered(decision: Decision) -> list[str]:
 
 def arriving(name: str, gpus: int = 8, age: float = 60.0, **changes: Any) -> NodeView:
     """A node whose GPUs are not allocatable yet."""
-    view = node(name, 0, gpu_gap="no device plugin runs there", gpus_expected=gpus, created=NOW - age)
+    view = node(name, 0, gaps=(Gap(gpus, "no device plugin runs there"),), created=NOW - age)
     return replace(view, **changes)
 
 
@@ -168,7 +168,7 @@ def test_a_node_of_unknown_size_serves_one() -> None:
 def test_a_new_node_that_is_not_ready_yet_is_coming() -> None:
     coming = node("new", 8, ready=False, created=NOW - 5)
     assert not round_of(snapshot([coming], [workload("a", 8)]), waitSeconds=0).orders
-    silent = node("new", 0, ready=False, created=NOW - 5, allocatable=Resources(), gpu_gap="none", gpus_expected=8)
+    silent = node("new", 0, ready=False, created=NOW - 5, allocatable=Resources(), gaps=(Gap(8, "none"),))
     assert not round_of(snapshot([silent], [workload("a", 8)]), waitSeconds=0).orders
 
 
@@ -327,7 +327,7 @@ def test_none_is_ordered_while_what_is_coming_suffices(sizes: list[int], spare: 
     asked = [workload(f"w{i}", gpus) for i, gpus in enumerate(sizes)]
     rules = Rules(class_name="c", wait_seconds=0, max_orders=100)
     # All alike, so that any order of turns fits them.
-    alike = snapshot([replace(each, gpus_expected=8) for each in coming], asked)
+    alike = snapshot([replace(each, gaps=(Gap(8, "none"),)) for each in coming], asked)
     assert not decide(alike, Ledger(), Settings(provisioning=rules), limit=100, seed=spare).orders
     lacking = replace(alike, nodes=alike.nodes[1:], workloads=tuple(workload(w.uid, 8) for w in asked))
     assert len(decide(lacking, Ledger(), Settings(provisioning=rules), limit=100, seed=spare).orders) == 1

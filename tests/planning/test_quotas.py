@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planning.accelerators import AMD
 from planning.model import Lately, QuotaView, Resources, WorkloadView
 from planning.queue import in_order
 from planning.quotas import FADED, HALF_LIFE, REMEMBERED, Books, recalled, remembered
 from planning.turns import WAITING_FOR_QUOTA
-from tests.planning.builders import NOW, job, node, placed, pod, quota, round_of, snapshot, workload
+from tests.planning.builders import GIB, NOW, job, node, placed, pod, quota, round_of, snapshot, workload
 
 FREE = {"preemptible": True}
 
@@ -280,6 +281,18 @@ def test_a_round_admits_what_the_quota_allows_and_says_what_it_lacks() -> None:
     assert placed(decision) == {"w0": "n", "w1": "n"}
     assert [(w.uid, w.reason) for w in decision.waiting] == [("w2", WAITING_FOR_QUOTA)]
     assert "GPUQuota q: needs 2 GPUs" in decision.waiting[0].message and "1 GPU left" in decision.waiting[0].message
+
+
+def test_gpus_of_all_vendors_count_alike() -> None:
+    both = node("n", allocatable=Resources.counting([("", 4), (AMD, 4)], 64_000, 256 * GIB, 110))
+    queue = [workload(f"w{i}", 2, namespace="a", spec={"gpuResource": AMD} if i % 2 else {}) for i in range(4)]
+    stranger = pod("p", "n", namespace="a", requests=Resources(1, pods=1, other_gpus=((AMD, 1),)))
+    decision = round_of(snapshot([both], queue, pods=[stranger], quotas=[quota("q", "a", gpus=6)]))
+    assert placed(decision) == {"w0": "n", "w1": "n"}
+    assert "0 GPUs left; 6 GPUs used" in decision.waiting[0].message
+    books = Books([quota("q", "a", gpus=4)], [both])
+    books.take("a", Resources(2, gpu_resource=AMD), firm=True)
+    assert books.share(books.tenant("a")) == 0.25, "two of eight"
 
 
 def test_pods_of_others_count_for_their_namespace() -> None:

@@ -8,12 +8,13 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crds.gpuworkload import PRIORITIES, GPUWorkloadStatus
+from crds.gpuworkload import PRIORITIES
+from crds.gpuworkload_status import GPUWorkloadStatus
+from planning.accelerators import AMD, NVIDIA, NVIDIA_MEMORY_LABEL
 from planning.decay import DAY, HALF_LIFE
 from planning.model import GPU_MODEL_LABEL, NodeView
 from planning.profiles import Mark, Profile, Run, fold
 from planning.recommendation import (
-    GPU_MEMORY_LABEL,
     Ask,
     GpuType,
     Recommendation,
@@ -24,6 +25,7 @@ from planning.recommendation import (
     shown,
 )
 from planning.samples import Usage
+from planning.views import node_view
 from tests.planning.builders import node, workload
 
 NOW = 20_000 * DAY
@@ -134,7 +136,9 @@ def test_idle_gpus_leave_one_and_a_fleet_without_memory_labels_no_type() -> None
 
 def test_the_fleets_gpu_types() -> None:
     def gpu_node(name: str, model: str, memory: str, gpus: int = 8) -> NodeView:
-        return node(name, gpus, labels={GPU_MODEL_LABEL: model, GPU_MEMORY_LABEL: memory})
+        labels = {GPU_MODEL_LABEL: model, NVIDIA_MEMORY_LABEL: memory}
+        raw = {"metadata": {"name": name, "labels": labels}, "status": {"allocatable": {NVIDIA: str(gpus)}}}
+        return node_view(raw, NVIDIA)
 
     nodes = [
         gpu_node("a", "H100", "81559"),
@@ -149,11 +153,19 @@ def test_the_fleets_gpu_types() -> None:
     assert gpu_types(nodes) == (GpuType(15_360, "T4", 2), GpuType(81_000, "H100", 8))
 
 
+def test_only_types_of_the_resource_that_is_asked_for() -> None:
+    types = (*FLEET, GpuType(1_000_000, "MI300X", 8, AMD))
+    amd = of(*(ran(i) for i in range(5)), ask=replace(FOUR, gpu_resource=AMD), types=types)
+    assert amd.gpu_type == "MI300X" and of(*(ran(i) for i in range(5)), types=types).gpu_type != "MI300X"
+
+
 def test_what_is_asked_for() -> None:
     spec = workload("w", 2, spec={"priority": "high", "nodeSelector": {GPU_MODEL_LABEL: "T4"}}).spec
-    assert spec is not None and ask_of(spec) == Ask(2, "high", "T4")
+    assert spec is not None and ask_of(spec, NVIDIA) == Ask(2, "high", "T4")
+    amd = workload("w", 1, spec={"gpuResource": AMD, "nodeSelector": {"amd.com/gpu.product-name": "MI300X"}}).spec
+    assert amd is not None and ask_of(amd, NVIDIA) == Ask(1, "normal", "MI300X", AMD)
     plain = workload("w", 2).spec
-    assert plain is not None and ask_of(plain) == Ask(2, "normal", "")
+    assert plain is not None and ask_of(plain, NVIDIA) == Ask(2, "normal", "")
 
 
 def test_a_status_shows_it_and_nothing_of_the_one_before() -> None:

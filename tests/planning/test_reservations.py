@@ -9,9 +9,23 @@ from typing import Any
 
 import pytest
 
-from planning.model import Ledger, NodeView, WorkloadView
+from planning.accelerators import AMD, NVIDIA
+from planning.model import Ledger, NodeView, Resources, WorkloadView
 from planning.windows import ReservationView
-from tests.planning.builders import NOW, job, node, placed, pod, quota, reservation, round_of, snapshot, taint, workload
+from tests.planning.builders import (
+    GIB,
+    NOW,
+    job,
+    node,
+    placed,
+    pod,
+    quota,
+    reservation,
+    round_of,
+    snapshot,
+    taint,
+    workload,
+)
 from tests.planning.cluster import Cluster
 
 FREE: dict[str, Any] = {"preemptible": True}
@@ -520,6 +534,41 @@ def test_firm_work_beside_it_that_comes_after_lent_work_is_not_lent() -> None:
     assert {uid: each.lent for uid, each in there.jobs.items()} == {"lent": False, "firm": False}
     there.settle()
     assert there.running.keys() == {"lent", "firm"} and chosen(there) == {"a": 4}
+
+
+# --- beside GPUs of other resources -----------------------------------------------------------------------------------
+
+
+def both(name: str, amd: int) -> NodeView:
+    return node(name, allocatable=Resources.counting([("", 4), (AMD, amd)], 64_000, 256 * GIB, 110))
+
+
+def test_gpus_of_another_resource_are_neither_reserved_nor_kept_off() -> None:
+    there = cluster(both("a", 8), keeps=[reservation("r", gpus=8, start=HOUR, end=2 * HOUR)])
+    there.add(named("amd", 6, gpuResource=AMD), named("nvidia", 1))
+    there.settle()
+    assert chosen(there) == {"a": 4} and there.running == {"amd": "a"}
+    there.add(named("more", 2, gpuResource=AMD), named("lent", 4, **FREE))
+    there.settle()
+    assert there.running == {"amd": "a", "more": "a", "lent": "a"}
+
+
+def test_for_gpus_of_another_resource_others_are_stopped_as_ever() -> None:
+    there = cluster(both("a", 2), keeps=[reservation("r", gpus=4, start=HOUR, end=2 * HOUR)])
+    there.add(named("low", 2, gpuResource=AMD, priority="low"))
+    there.settle()
+    there.now += 200
+    there.add(named("high", 2, gpuResource=AMD, priority="high"))
+    there.settle()
+    assert later(there, 300).running == {"high": "a"}
+
+
+def test_a_reservation_is_not_named_for_gpus_of_another_resource() -> None:
+    there = cluster(both("a", 2), keeps=[reservation("r", gpus=4, start=0, end=HOUR)])
+    there.add(holder("w", 1, gpuResource=AMD))
+    assert reasons(there)["w"] == (
+        "Invalid", f"spec.reservation: reserved are GPUs of {NVIDIA}, and this workload asks for {AMD}",
+    )  # fmt: skip
 
 
 # --- beside gangs ---------------------------------------------------------------------------------------------------

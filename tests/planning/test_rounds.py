@@ -10,12 +10,18 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from planning.model import QuotaView, WorkloadView
-from tests.planning.builders import NOW, node, quota, workload
+from planning.accelerators import AMD, SEAT
+from planning.model import QuotaView, Resources, WorkloadView
+from tests.planning.builders import GIB, NOW, node, quota, workload
 from tests.planning.cluster import Cluster
 
-NODES = (8, 8, 4)
-RACKS: tuple[dict[str, str], ...] = ({"rack": "a"}, {"rack": "b"}, {"rack": "b"})
+SEATED = Resources.counting([("", 2), (SEAT, 3)], 64_000, 256 * GIB, 110)
+NODES = [
+    node("n0", 8, labels={"rack": "a"}),
+    node("n1", 8, labels={"rack": "b"}, allocatable=Resources.counting([("", 8), (AMD, 2)], 64_000, 256 * GIB, 110)),
+    node("n2", 4, labels={"rack": "b"}, allocatable=Resources(4, 64_000, 256 * GIB, 110, gpu_resource=AMD)),
+    node("n3", 2, allocatable=SEATED),
+]
 NAMESPACES = "abc"
 # Whose Jobs nobody may suspend: mostly nobody's.
 UNSTOPPABLE = st.one_of(st.just(set[int]()), st.sets(st.integers(0, 13), max_size=4))
@@ -63,6 +69,8 @@ def arrivals(draw: st.DrawFn) -> list[tuple[WorkloadView, float]]:
         size = draw(st.sampled_from([1, 1, 2, 3, 4, 8]))
         if draw(st.integers(0, 3)) == 0:
             spec |= draw(gangs())
+        spec |= draw(st.sampled_from([{}, {}, {"gpuResource": AMD}, {"gpuFraction": 0.5}]))
+        size = 1 if "gpuFraction" in spec else size
         view = workload(f"w{i}", size, spec=spec, namespace=draw(st.sampled_from(NAMESPACES)), created=NOW + i)
         found.append((view, run))
     return found
@@ -81,7 +89,7 @@ def attainable(cluster: Cluster, view: WorkloadView) -> bool:
 def test_everything_that_can_run_runs_and_ends(
     granted: list[QuotaView], coming: list[tuple[WorkloadView, float]], together: list[int], firm: set[int]
 ) -> None:
-    cluster = Cluster([node(f"n{i}", gpus, labels=RACKS[i]) for i, gpus in enumerate(NODES)], granted)
+    cluster = Cluster(NODES, granted)
     cluster.unstoppable = {f"w{i}" for i in firm}
     waiting, served = list(coming), set[tuple[str, str]]()
     for step in range(400):

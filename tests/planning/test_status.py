@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from crds.gpuworkload import GPUWorkloadStatus
+from crds.gpuworkload_status import GPUWorkloadStatus
 from planning import status
 from planning.lifecycle import Observation, Step, next_step
 from planning.model import TOMBSTONES, Turn, Verdict, Waiting, WorkloadView

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planning.accelerators import AMD
 from planning.capacity import Room
 from planning.filters import Shape
 from planning.fleet import Fleet
@@ -81,6 +83,27 @@ def test_fgd_keeps_free_what_others_typically_ask_for() -> None:
     of_one_model = typical([(Kind(1, 1000, 1000, ("H200",)), 1.0)])
     models = [candidate(name, 4, {GPU_MODEL_LABEL: model}) for name, model in (("a", "H200"), ("b", "T4"))]
     assert choose(FGD(of_one_model), models) == "b", "what others cannot use goes first"
+
+
+@pytest.mark.parametrize("make", [FGD, Headroom])
+def test_what_is_typical_of_one_vendor_keeps_nothing_free_of_another(make: type[FGD] | type[Headroom]) -> None:
+    """Knowing no request for AMD's GPUs, it packs them, though whole nodes of NVIDIA's are often asked for."""
+    amd = [replace(view, allocatable=replace(view.allocatable, gpu_resource=AMD)) for view in (node("a"), node("b", 7))]
+    candidates = [(amd[0], Room(8, 64_000, 256 * GIB, 110, AMD)), (amd[1], Room(7, 64_000, 256 * GIB, 110, AMD))]
+    need = Resources(1, gpu_resource=AMD)
+    nvidias = typical([(Kind(7, 1000, 1000), 1.0)])
+    assert choose(make(nvidias), candidates, need=need) == "b", "the fewest free GPUs"
+    own = typical([(Kind(7, 1000, 1000, resource=AMD), 1.0)])
+    assert choose(make(own), candidates, need=need) == "a", "seven stay free there"
+
+
+def test_prices_hold_for_every_vendor() -> None:
+    dear, cheap = ({"gpu.warp.dev/price-per-gpu-hour": told} for told in ("3.10", "2.48"))
+    there = [
+        (replace(view, allocatable=replace(view.allocatable, gpu_resource=AMD)), Room(8, 64_000, 256 * GIB, 110, AMD))
+        for view in (node("a", labels=dear), node("b", labels=cheap))
+    ]
+    assert choose("costOptimized", there, need=Resources(1, gpu_resource=AMD)) == "b"
 
 
 def test_fgd_shares_a_gpu_that_is_shared_already() -> None:

@@ -83,7 +83,7 @@ def test_allocatable_alone_counts() -> None:
     view = node_view(
         node(allocatable={GPU: "4", "cpu": "7910m", "memory": "1Gi", "pods": "110"}, capacity={GPU: "8"}), GPU
     )
-    assert view.allocatable == Resources(4, 7910, 2**30, 110) and view.gpu_gap == "" and view.gpus_expected == 0
+    assert view.allocatable == Resources(4, 7910, 2**30, 110) and view.gaps == ()
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_allocatable_alone_counts() -> None:
 )
 def test_why_a_gpu_node_counts_zero(raw: dict[str, Any], gap: str, expected: int) -> None:
     view = node_view(raw, GPU)
-    assert view.gpu_gap.startswith(gap) and bool(view.gpu_gap) == bool(gap) and view.gpus_expected == expected
+    assert [(found.why.startswith(gap), found.expected) for found in view.gaps] == [(True, expected)] * bool(gap)
     assert view.allocatable.gpus == 0
 
 

@@ -10,12 +10,18 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from planning.model import WorkloadView
+from planning.accelerators import AMD
+from planning.model import Resources, WorkloadView
 from planning.windows import ReservationView
-from tests.planning.builders import NOW, node, reservation, workload
+from tests.planning.builders import GIB, NOW, node, reservation, workload
 from tests.planning.cluster import Cluster
 
-NODES = (8, 8, 4)
+NODES = [
+    node("n0", 8),
+    node("n1", allocatable=Resources.counting([("", 8), (AMD, 4)], 64_000, 256 * GIB, 110)),
+    node("n2", 4),
+    node("n3", allocatable=Resources(8, 64_000, 256 * GIB, 110, gpu_resource=AMD)),
+]
 STEP = 20.0
 
 
@@ -51,7 +57,7 @@ def arrivals(draw: st.DrawFn) -> list[tuple[int, WorkloadView, float]]:
         come, run = draw(st.integers(0, 25)), draw(st.sampled_from([30.0, 90.0, 600.0]))
         spec: dict[str, Any] = {"priority": draw(st.sampled_from(["low", "normal", "high"]))}
         spec |= draw(st.sampled_from([{}, {"preemptible": True}, {"preemptible": True}, {"preemptible": False}]))
-        spec |= draw(st.sampled_from([{}, {"reservation": "r0"}, {"reservation": "r1"}]))
+        spec |= draw(st.sampled_from([{}, {"gpuResource": AMD}, {"reservation": "r0"}, {"reservation": "r1"}]))
         if draw(st.booleans()):
             spec["activeDeadlineSeconds"] = int(run) + draw(st.integers(1, 100))
         size, namespace = draw(st.sampled_from([1, 1, 2, 3, 4, 8])), draw(st.sampled_from("ab"))
@@ -87,7 +93,7 @@ class Judge:
         for uid, pod in self.there.pods.items():
             window = self.window(self.there.workloads[uid])
             if pod.node == name and window is not None and of in ("", window.name):
-                found += pod.requests.gpus
+                found += pod.requests.of("")
         return found
 
     def stays(self, name: str, moment: float) -> int:
@@ -100,14 +106,14 @@ class Judge:
             ends = deadline is not None and (job.started or 0) + deadline <= moment
             own = view.spec.reservation is not None
             if pod.node == name and not (view.spec.may_be_preempted or ends or own):
-                found += pod.requests.gpus
+                found += pod.requests.of("")
         return found
 
     def nobody_without_a_right(self) -> None:
         """What is kept on a node stays kept: of those who cannot be stopped in time no more get in its way than were
         there before.
         """
-        sizes = {node.name: node.allocatable.gpus for node in self.there.nodes}
+        sizes = {node.name: node.allocatable.of("") for node in self.there.nodes}
         excess = {}
         for each in self.there.reservations:
             for name, gpus in self.there.ledger.reserved.get(each.uid, {}).items():
@@ -142,7 +148,7 @@ class Judge:
                 kept = self.there.ledger.reserved.get(window.uid, {}).get(each.name, 0) - self.used(
                     each.name, window.name
                 )
-                free = each.allocatable.gpus - self.stays(each.name, begin) - self.used(each.name)
+                free = each.allocatable.of("") - self.stays(each.name, begin) - self.used(each.name)
                 assert need > min(kept, free), f"{uid} waits, though {each.name} has {kept} kept and {free} free for it"
 
 
@@ -151,7 +157,7 @@ class Judge:
 def test_reservations_are_honoured(
     made: list[tuple[int, ReservationView]], coming: list[tuple[int, WorkloadView, float]]
 ) -> None:
-    there = Cluster([node(f"n{i}", gpus) for i, gpus in enumerate(NODES)])
+    there = Cluster(NODES)
     judge, judged = Judge(there), 0
     for step in range(80):
         there.reservations = [each for at, each in made if at <= step]
