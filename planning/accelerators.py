@@ -56,7 +56,7 @@ def gpu_counts(amounts: Mapping[str, int], installed: str) -> Counts:
     found = [
         ("" if name == installed else sys.intern(name), amount)
         for name, amount in amounts.items()
-        if name == installed or is_gpu(name)
+        if amount > 0 and (name == installed or is_gpu(name))
     ]
     return tuple(sorted(found)[:_MOST_RESOURCES]) if len(found) > 1 else tuple(found)
 

@@ -65,9 +65,13 @@ class Room:
             return self.gpus
         return next((count for name, count in self.other_gpus if name == resource), 0)
 
+    def gpus_by_resource(self) -> tuple[tuple[str, int], ...]:
+        return ((self.gpu_resource, self.gpus), *self.other_gpus)
+
     def as_resources(self) -> Resources:
-        gpus = ((self.gpu_resource, self.gpus), *self.other_gpus)
-        return Resources.counting(gpus, max(self.cpu_milli, 0), max(self.memory, 0), max(self.pods, 0))
+        return Resources.counting(
+            self.gpus_by_resource(), max(self.cpu_milli, 0), max(self.memory, 0), max(self.pods, 0)
+        )
 
 
 @dataclass(slots=True)

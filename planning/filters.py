@@ -237,8 +237,8 @@ def explain_never(shape: Shape, nodes: Sequence[NodeView]) -> str:
         causes = Counter(affine(shape.constraints, node) for node in nodes)
         return f"none of {_nodes(len(nodes))} is matched by {causes.most_common(1)[0][0]}"
     suited = [node for node in matched if not too_small(shape.constraints, node)]
-    if not suited:
-        sizes = Counter(too_small(shape.constraints, node) for node in matched)
+    if len(suited) < len(matched) and not any(node.most(kind) for node in suited):
+        sizes = Counter(small for node in matched if (small := too_small(shape.constraints, node)))
         least = show_mib(shape.constraints.gpu_memory)
         return f"it needs GPUs of {least} or more, but none of {_nodes(len(matched))} has such: {_top(sizes)}"
     open_to = [node for node in suited if repelling_taint(shape.constraints, node, lasting=True) is None]

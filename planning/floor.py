@@ -208,13 +208,15 @@ class Floor:
     def _true_up(self, node: str) -> None:
         """What is left is no more than the reservations leave."""
         left, now = self.left[node], self.claims[node].left()
-        less = Resources(
-            max(0, left.of("") - now.of("")),
+        less = Resources.counting(
+            ((resource, count - now.of(resource)) for resource, count in left.gpus_by_resource()),
             max(0, left.cpu_milli - now.cpu_milli),
             max(0, left.memory - now.memory),
             max(0, left.pods - now.pods),
         )
-        self._fleet.keep(node, less)
+        self._fleet.keep(node, replace(less, other_gpus=()))
+        for resource, count in less.other_gpus:
+            self._fleet.keep(node, Resources(count, gpu_resource=resource))
         left.take(less)
 
     def _suits(self, wish: Wish, node: str) -> bool:

@@ -309,8 +309,8 @@ def unbounded(of: Room | Resources) -> Room:
 
 
 def _lower(room: Room, bound: Room) -> None:
-    for resource in (room.gpu_resource, *(name for name, _ in room.other_gpus)):
-        room.add_gpus(resource, min(0, bound.of(resource) - room.of(resource)))
+    for resource, count in room.gpus_by_resource():
+        room.add_gpus(resource, min(0, bound.of(resource) - count))
     room.cpu_milli = min(room.cpu_milli, bound.cpu_milli)
     room.memory = min(room.memory, bound.memory)
     room.pods = min(room.pods, bound.pods)

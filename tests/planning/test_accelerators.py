@@ -72,6 +72,11 @@ def test_a_node_that_boasts_of_many_kinds_is_not_believed() -> None:
     assert len(gpu_counts({f"tenstorrent.com/c{i}": 1 for i in range(9999)}, NVIDIA)) <= 16
 
 
+def test_names_of_nothing_hide_nothing() -> None:
+    asked = {f"gpu.intel.com/c{i}": 0 for i in range(99)} | {NVIDIA: 3}
+    assert gpu_counts(asked, OWN) == ((NVIDIA, 3),)
+
+
 @pytest.mark.parametrize(
     ("resource", "labels", "mib"),
     [

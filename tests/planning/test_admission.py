@@ -14,6 +14,7 @@ from crds import gpuquota, gpureservation
 from crds.gpuquota import GPUQuotaSpec
 from crds.gpuworkload import KIND
 from crds.settings import Settings
+from planning.accelerators import KNOWN, NVIDIA, SEAT
 from planning.admission import Installation, Review, filled_in, refusal, warnings
 from planning.model import Ledger, NodeView, QuotaView
 from planning.placement import decide
@@ -46,6 +47,10 @@ near_specs = st.fixed_dictionaries(
         ),
         "suspend": st.booleans(),
         "tolerations": json_values,
+        "gpuResource": st.sampled_from([NVIDIA, SEAT, "x/y"]) | json_values,
+        "gpuMemory": st.sampled_from(["40G", "1e99", "1n", 0, 2**62]) | json_values,
+        "gpuFraction": st.floats(0, 1) | json_values,
+        "reservation": st.just("r") | json_values,
     },
 )  # fmt: skip
 objects = st.dictionaries(st.sampled_from(["spec", "metadata", "status", "kind"]), json_values) | st.builds(
@@ -68,6 +73,11 @@ def review(spec: object, old: object = None, namespace: str = "default", **metad
         (
             {"resources": {"limits": {"nvidia.com/gpu": "1"}}},
             "spec.resources: GPUs are asked for by gpuCount; remove nvidia.com/gpu",
+        ),
+        ({"gpuResource": "x/y"}, f"spec.gpuResource: x/y is nothing that berth counts as GPUs; it counts {KNOWN}"),
+        (
+            {"reservation": "r", "gpuFraction": 0.5},
+            f"spec.reservation: reserved are GPUs of {NVIDIA}, and this workload asks for {SEAT}",
         ),
         (
             {"template": {"spec": {"containers": [{"name": "c"}], "nodeName": "n"}}},

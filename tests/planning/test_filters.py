@@ -157,6 +157,9 @@ def test_gpu_memory_is_asked_of_each_gpu() -> None:
         "it needs GPUs of 40 GiB or more, but none of 3 nodes has such: "
         "2 with GPUs of 24 GiB, 1 whose labels do not tell their GPUs' memory"
     )
+    assert explain_never(shape(1, constraints=forty), [small, node("cpu", 0)]) == (
+        "it needs GPUs of 40 GiB or more, but none of 2 nodes has such: 1 with GPUs of 24 GiB"
+    ), "one without any GPU has no such either"
     assert explain_never(shape(16, constraints=forty), [small, large]) == (
         "no node has 16 GPUs; the largest of the 1 node it may use (1 with too little GPU memory) has 8"
     )

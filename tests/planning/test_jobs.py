@@ -262,6 +262,10 @@ def test_a_template_may_ask_for_its_gpus_itself() -> None:
         (2, {"gpuResource": SEAT}, "spec.gpuCount: must be 1, for a workload has one seat"),
         (1, {"gpuMemory": 40}, "spec.gpuMemory: 40 is less than a MiB; it wants a unit"),
         (1, {"gpuMemory": "0"}, "spec.gpuMemory: 0 is less than a MiB"),
+        *(
+            (1, {"reservation": "r", **asked}, f"spec.reservation: reserved are GPUs of {GPU}, and this workload asks")
+            for asked in ({"gpuResource": "amd.com/gpu"}, {"gpuFraction": 0.5})
+        ),
         (
             1,
             {"gpuResource": "amd.com/gpu", **template(asking(1))},

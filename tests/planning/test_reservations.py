@@ -563,6 +563,16 @@ def test_for_gpus_of_another_resource_others_are_stopped_as_ever() -> None:
     assert later(there, 300).running == {"high": "a"}
 
 
+def test_in_one_round_nobody_gets_gpus_of_another_resource_twice() -> None:
+    """Who borrows of the CPU that is kept takes GPUs that are not: they are nobody else's from then on."""
+    there = cluster(both("a", 2), keeps=[reservation("r", gpus=4, start=HOUR, end=2 * HOUR)])
+    there.add(named("lent", 2, gpuResource=AMD, resources={"requests": {"cpu": "40"}}, **FREE))
+    there.add(named("firm", 2, gpuResource=AMD, age=1))
+    there.round()
+    there.check()
+    assert there.jobs.keys() == {"lent"}
+
+
 def test_a_reservation_is_not_named_for_gpus_of_another_resource() -> None:
     there = cluster(both("a", 2), keeps=[reservation("r", gpus=4, start=0, end=HOUR)])
     there.add(holder("w", 1, gpuResource=AMD))
