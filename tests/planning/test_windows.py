@@ -20,7 +20,7 @@ NODES = [
     node("n0", 8),
     node("n1", allocatable=Resources.counting([("", 8), (AMD, 4)], 64_000, 256 * GIB, 110)),
     node("n2", 4),
-    node("n3", allocatable=Resources(8, 64_000, 256 * GIB, 110, gpu_resource=AMD)),
+    node("n3", allocatable=Resources(2, 64_000, 256 * GIB, 110, gpu_resource=AMD)),
 ]
 STEP = 20.0
 
@@ -57,10 +57,16 @@ def arrivals(draw: st.DrawFn) -> list[tuple[int, WorkloadView, float]]:
         come, run = draw(st.integers(0, 25)), draw(st.sampled_from([30.0, 90.0, 600.0]))
         spec: dict[str, Any] = {"priority": draw(st.sampled_from(["low", "normal", "high"]))}
         spec |= draw(st.sampled_from([{}, {"preemptible": True}, {"preemptible": True}, {"preemptible": False}]))
-        spec |= draw(st.sampled_from([{}, {"gpuResource": AMD}, {"reservation": "r0"}, {"reservation": "r1"}]))
+        other: dict[str, Any] = {
+            "gpuResource": AMD,
+            "resources": {"requests": {"cpu": draw(st.sampled_from(["0", "40"]))}},
+        }
+        spec |= draw(st.sampled_from([{}, other, {"reservation": "r0"}, {"reservation": "r1"}]))
         if draw(st.booleans()):
             spec["activeDeadlineSeconds"] = int(run) + draw(st.integers(1, 100))
         size, namespace = draw(st.sampled_from([1, 1, 2, 3, 4, 8])), draw(st.sampled_from("ab"))
+        if "gpuResource" in spec:
+            size, run = min(size, 4), min(run, 90.0)
         found.append((come, workload(f"w{i}", size, spec=spec, namespace=namespace, created=NOW + STEP * come), run))
     return found
 
