@@ -92,8 +92,9 @@ def is_coming(node: NodeView, now: float) -> bool:
 
 
 def _arrival(node: NodeView, left: Room) -> Arrival:
-    counted = node.allocatable.gpus > 0 or any(gap.expected for gap in node.gaps)
-    there = replace(left, gpus=max(left.gpus, 0))
+    # Of a node that is ready only what it does not offer yet is coming.
+    there = Room(0, left.cpu_milli, left.memory, left.pods) if node.ready else replace(left, gpus=max(left.gpus, 0))
+    counted = any(gap.expected for gap in node.gaps) or (not node.ready and node.allocatable.gpus > 0)
     for gap in node.gaps:
         there.add_gpus(gap.resource, gap.expected if counted else MAX_GPUS)
     reported = node.allocatable.cpu_milli > 0 or node.allocatable.memory > 0

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from crds.settings import Provisioning as Rules
 from crds.settings import Settings
+from planning.accelerators import AMD
 from planning.capacity import Room
 from planning.jobs import shape_of
 from planning.ledger import after_carrying_out, after_deciding, after_provisioning
@@ -163,6 +164,18 @@ def test_a_node_of_unknown_size_serves_one() -> None:
     assert ordered(round_of(snapshot([coming], [workload("a", 8)]), waitSeconds=0)) == []
     both = round_of(snapshot([coming], [workload("a", 1), workload("b", 1)]), waitSeconds=0)
     assert ordered(both) == ["b"]
+
+
+def test_of_a_new_node_only_what_it_does_not_offer_yet_is_coming() -> None:
+    """Its NVIDIA GPUs are there, and one who waits for such does so because they are another's; AMD's will be."""
+    mixed = node("new", 8, gaps=(Gap(0, "no device plugin runs there", AMD),), created=NOW - 5)
+    assert ordered(round_of(snapshot([mixed], [workload("a", 8), workload("b", 8)]), waitSeconds=0)) == ["b"]
+    asks = [workload(uid, 4, spec={"gpuResource": AMD}) for uid in "cd"]
+    assert ordered(round_of(snapshot([mixed], asks), waitSeconds=0)) == ["d"], (
+        "it serves one, for nobody tells how many"
+    )
+    told = replace(mixed, gaps=(Gap(8, "no device plugin runs there", AMD),))
+    assert not round_of(snapshot([told], asks), waitSeconds=0).orders
 
 
 def test_a_new_node_that_is_not_ready_yet_is_coming() -> None:
