@@ -25,9 +25,7 @@ _GPU = re.compile(r"nvidia\.com/gpu|amd\.com/gpu|gpu\.intel\.com/.+|tenstorrent\
 _SEAT = re.compile(r"kyb\.ai/gpu-([1-9][0-9]?)x-seat")
 
 # Where a node's labels tell the model of its GPUs: by NVIDIA's feature discovery, AMD's node labeller, Intel's rules.
-_NVIDIA_MODEL, _AMD_MODEL, _INTEL_MODEL = MODEL_LABELS = (
-    "nvidia.com/gpu.product", "amd.com/gpu.product-name", "gpu.intel.com/product",
-)  # fmt: skip
+MODEL_LABELS = ("nvidia.com/gpu.product", "amd.com/gpu.product-name", "gpu.intel.com/product")
 # Where they tell memory: in MiB; in GiB, as "192G"; in bytes of all GPUs, with how many these are in thousandths.
 NVIDIA_MEMORY_LABEL = "nvidia.com/gpu.memory"
 _AMD_MEMORY = ("amd.com/gpu.vram", "beta.amd.com/gpu.vram")
@@ -71,9 +69,10 @@ def known_as(resource: str, installed: str) -> str:
     return "" if resource == installed else sys.intern(resource)
 
 
-def gpu_model(labels: Mapping[str, str]) -> str:
-    """The model of a node's GPUs; '' where nobody tells."""
-    return labels.get(_NVIDIA_MODEL) or labels.get(_AMD_MODEL) or labels.get(_INTEL_MODEL) or ""
+def gpu_model(labels: Mapping[str, str], resource: str = "") -> str:
+    """The model of a node's GPUs; '' where nobody tells. Where several vendors do, that of this resource's."""
+    told = {label.partition("/")[0]: labels[label] for label in MODEL_LABELS if labels.get(label)}
+    return told.get(resource.partition("/")[0]) or next(iter(told.values()), "")
 
 
 def memory_mib(labels: Mapping[str, str], resource: str) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 
 from crds.settings import Settings
 from planning import gangs, strategies
+from planning.accelerators import gpu_model
 from planning.capacity import Belongings, Holding, Room, holdings, room
 from planning.demand import learned
 from planning.filters import (
@@ -171,7 +172,7 @@ def _queued(
     reports = [
         NodeReport(
             node.name,
-            node.gpu_model,
+            gpu_model(node.labels, shape.requests.gpu_resource),
             node.allocatable.of(shape.requests.gpu_resource),
             _free(left[node.name], shape.requests.gpu_resource),
             why[node.name],

@@ -84,12 +84,11 @@ def gpu_types(nodes: Iterable[NodeView]) -> tuple[GpuType, ...]:
     found: dict[tuple[str, str], GpuType] = {}
     for node in nodes:
         for resource, memory in node.gpu_memory:
-            gpus = node.allocatable.of(resource)
-            if node.gpu_model and gpus:
-                key = node.gpu_model, resource
-                known = found.get(key, GpuType(memory, node.gpu_model, 0, resource))
+            model, gpus = gpu_model(node.labels, resource), node.allocatable.of(resource)
+            if model and gpus:
+                known = found.get((model, resource), GpuType(memory, model, 0, resource))
                 least, most = min(known.memory_mib, memory), max(known.gpus, gpus)
-                found[key] = GpuType(least, node.gpu_model, most, resource)
+                found[model, resource] = GpuType(least, model, most, resource)
     return tuple(sorted(found.values()))
 
 

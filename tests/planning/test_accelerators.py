@@ -109,6 +109,8 @@ def test_what_labels_tell_of_the_model() -> None:
     assert gpu_model({"amd.com/gpu.product-name": "MI300X"}) == "MI300X"
     assert gpu_model({"gpu.intel.com/product": "Max_1550"}) == "Max_1550"
     assert gpu_model({"zone": "a"}) == ""
+    both = {"amd.com/gpu.product-name": "MI300X", "nvidia.com/gpu.product": "T4"}
+    assert [gpu_model(both, resource) for resource in ("", NVIDIA, AMD, XE)] == ["T4", "T4", "MI300X", "T4"]
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,13 @@ def test_the_fleets_gpu_types() -> None:
     assert gpu_types(nodes) == (GpuType(15_360, "T4", 2), GpuType(81_000, "H100", 8))
 
 
+def test_a_node_of_two_vendors_has_two_types() -> None:
+    labels = {GPU_MODEL_LABEL: "T4", NVIDIA_MEMORY_LABEL: "15360"}
+    labels |= {"amd.com/gpu.product-name": "MI300X", "amd.com/gpu.vram": "192G"}
+    both = node_view({"metadata": {"labels": labels}, "status": {"allocatable": {NVIDIA: "2", AMD: "8"}}}, NVIDIA)
+    assert gpu_types([both]) == (GpuType(15_360, "T4", 2), GpuType(192 * 1024, "MI300X", 8, AMD))
+
+
 def test_only_types_of_the_resource_that_is_asked_for() -> None:
     types = (*FLEET, GpuType(1_000_000, "MI300X", 8, AMD))
     amd = of(*(ran(i) for i in range(5)), ask=replace(FOUR, gpu_resource=AMD), types=types)
