@@ -43,6 +43,7 @@ def is_gpu(resource: str) -> bool:
     return bool(_GPU.fullmatch(resource)) and not _NO_GPU.fullmatch(resource)
 
 
+@lru_cache(maxsize=4096)
 def seat_size(resource: str) -> int:
     """How many GPUs a seat of this resource is on; 0 if it is none."""
     found = _SEAT.fullmatch(resource)

@@ -34,21 +34,28 @@ class Room:
     gpu_resource: str = ""
     other_gpus: tuple[tuple[str, int], ...] = ()
 
+    def copy(self) -> Room:
+        return Room(self.gpus, self.cpu_milli, self.memory, self.pods, self.gpu_resource, self.other_gpus)
+
     def take(self, requests: Resources) -> None:
-        self._add(requests, -1)
-
-    def give_back(self, requests: Resources) -> None:
-        self._add(requests, 1)
-
-    def _add(self, requests: Resources, times: int) -> None:
-        self.cpu_milli += times * requests.cpu_milli
-        self.memory += times * requests.memory
-        self.pods += times * requests.pods
+        self.cpu_milli -= requests.cpu_milli
+        self.memory -= requests.memory
+        self.pods -= requests.pods
         if requests.gpu_resource == self.gpu_resource and not requests.other_gpus:
-            self.gpus += times * requests.gpus
+            self.gpus -= requests.gpus
             return
         for resource, count in requests.gpus_by_resource():
-            self.add_gpus(resource, times * count)
+            self.add_gpus(resource, -count)
+
+    def give_back(self, requests: Resources) -> None:
+        self.cpu_milli += requests.cpu_milli
+        self.memory += requests.memory
+        self.pods += requests.pods
+        if requests.gpu_resource == self.gpu_resource and not requests.other_gpus:
+            self.gpus += requests.gpus
+            return
+        for resource, count in requests.gpus_by_resource():
+            self.add_gpus(resource, count)
 
     def add_gpus(self, resource: str, count: int) -> None:
         """So many more of this resource are left; of one that the node does not offer as well."""
@@ -69,9 +76,10 @@ class Room:
         return ((self.gpu_resource, self.gpus), *self.other_gpus)
 
     def as_resources(self) -> Resources:
-        return Resources.counting(
-            self.gpus_by_resource(), max(self.cpu_milli, 0), max(self.memory, 0), max(self.pods, 0)
-        )
+        rest = max(self.cpu_milli, 0), max(self.memory, 0), max(self.pods, 0)
+        if self.other_gpus or self.gpu_resource:
+            return Resources.counting(self.gpus_by_resource(), *rest)
+        return Resources(max(self.gpus, 0), *rest)
 
 
 @dataclass(slots=True)

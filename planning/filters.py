@@ -156,7 +156,8 @@ def show_taint(taint: Taint) -> str:
 
 def lacking(need: Resources, free: Resources | Room) -> str:
     """'' if `need` fits into `free`, else the first thing missing: GPUs, CPU, memory or pods."""
-    if need.gpus > free.of(need.gpu_resource):
+    there = free.gpus if need.gpu_resource == free.gpu_resource else free.of(need.gpu_resource)
+    if need.gpus > there:
         return "GPUs"
     if need.cpu_milli > free.cpu_milli:
         return "CPU"

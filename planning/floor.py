@@ -237,10 +237,10 @@ class Floor:
         what comes free later is nobody's yet.
         """
         claim = self.claims.get(node)
-        free = replace(self.left[node] if claim is None else claim.free)
+        free = (self.left[node] if claim is None else claim.free).copy()
         for kept in self.kept:
             if kept.node == node:
-                now, amount = replace(free), kept.amount
+                now, amount = free.copy(), kept.amount
                 now.give_back(amount)
                 kind = amount.gpu_resource
                 free.add_gpus(kind, now.of(kind) - free.of(kind) - min(amount.gpus, max(now.of(kind), 0)))
@@ -355,7 +355,7 @@ def beyond(need: Resources, freed: Room) -> Resources:
 
 def _start(need: Resources, left: Room, releases: Iterable[tuple[float, Resources]]) -> float:
     """When so much will be free; inf if nobody can tell."""
-    free = replace(left)
+    free = left.copy()
     for moment, held in sorted(releases, key=lambda each: each[0]):
         free.give_back(held)
         if not lacking(need, free):

@@ -190,7 +190,7 @@ def _start(
     releases: Mapping[str, Sequence[tuple[float, Resources]]],
 ) -> tuple[float, int]:  # fmt: skip
     """When so many pods will fit on these nodes together, inf if nobody can tell; and how many fit now."""
-    free = {node.name: replace(floor.left[node.name]) for node in nodes}
+    free = {node.name: floor.left[node.name].copy() for node in nodes}
     held = {name: slots(need, left) for name, left in free.items()}
     coming = sorted(
         ((moment, name, amount) for name in free for moment, amount in releases.get(name, ()) if moment < inf),
@@ -215,7 +215,7 @@ def _kept(
     """So many pods on these nodes, first where the most of them fit already."""
     need, options = wish.shape.requests, []
     for node in nodes:
-        left, freed = replace(floor.left[node.name]), Room(0, 0, 0, 0)
+        left, freed = floor.left[node.name].copy(), Room(0, 0, 0, 0)
         now = slots(need, left)
         if start < inf:
             for moment, amount in releases.get(node.name, ()):

@@ -37,19 +37,19 @@ Manifest = dict[str, Any]
 
 def refusal(spec: GPUWorkloadSpec, settings: Settings) -> str:
     """'' if a Job can be made of this spec, else where and why not, for a person."""
-    gpu = asked_resource(spec, settings.gpu_resource)
-    if not _counts(gpu, settings):
-        installed = "" if is_gpu(settings.gpu_resource) else f", and here {settings.gpu_resource}"
-        return f"spec.gpuResource: {gpu} is nothing that berth counts as GPUs; it counts {KNOWN}{installed}"
+    gpu, installed = asked_resource(spec, settings.gpu_resource), settings.gpu_resource
+    if gpu != installed and not is_gpu(gpu):
+        own = "" if is_gpu(installed) else f", and here {installed}"
+        return f"spec.gpuResource: {gpu} is nothing that berth counts as GPUs; it counts {KNOWN}{own}"
+    if spec.reservation is not None and gpu != installed:
+        return f"spec.reservation: reserved are GPUs of {installed}, and this workload asks for {gpu}"
     if seat_size(gpu) and spec.gpu_count != 1:
         return f"spec.gpuCount: must be 1, for a workload has one seat ({gpu}); larger ones are named by gpuResource"
-    if spec.reservation is not None and gpu != settings.gpu_resource:
-        return f"spec.reservation: reserved are GPUs of {settings.gpu_resource}, and this workload asks for {gpu}"
     if spec.gpu_memory is not None and whole(spec.gpu_memory) < MEBIBYTE:
         return f"spec.gpuMemory: {spec.gpu_memory} is less than a MiB; it wants a unit, such as 40G"
     if spec.resources is not None:
         for name in (*spec.resources.requests, *spec.resources.limits):
-            if _counts(name, settings):
+            if is_gpu(name) or name == installed:
                 how = "gpuCount" if name == gpu else "gpuCount and gpuResource"
                 return f"spec.resources: GPUs are asked for by {how}; remove {name}"
     return _template_refusal(spec, settings) if spec.template is not None else ""

@@ -23,7 +23,7 @@ from planning.model import JobView, NodeView, Resources, Snapshot, WorkloadView
 from planning.places import Gang, times
 from planning.queue import turn_in_queue
 from planning.quotas import Books, above, firm, vector
-from planning.reservations import Reservations, unbounded
+from planning.reservations import Reservations
 
 # What a round may spend: preemptors served, victims of one (more for a large gang) and of all, searches for one tenant.
 _SERVED = 8
@@ -258,7 +258,7 @@ class Preemptor:
         self, node: str, wish: Wish, free: Room, stopped: list[Candidate], head: bool
     ) -> tuple[tuple[float, ...], str, tuple[Candidate, ...]] | None:
         """Who must go from a node so that one more pod fits there; the cheapest step comes first."""
-        left, going = replace(free), list[Candidate]()
+        left, going = free.copy(), list[Candidate]()
         before = self._slots(node, wish, left)
         for each in self._by_node.get(node, ()):
             if each in stopped or not self._entitled(wish, each, head):
@@ -306,8 +306,8 @@ class Preemptor:
 
     def _on(self, node: NodeView, wish: Wish, chosen: list[Candidate], head: bool) -> Clearing | None:
         """Who must go from this node, beside those chosen for the quota; None if it cannot be cleared."""
-        need, free = wish.need, self._free(node.name, chosen)
-        if lacking(need, self._allowed(node.name, wish)):
+        need, free, allowed = wish.need, self._free(node.name, chosen), self._allowed(node.name, wish)
+        if allowed is not None and lacking(need, allowed):
             return None
         more: list[Candidate] = []
         with self._without(more):
@@ -364,17 +364,17 @@ class Preemptor:
             return turn_in_queue(wish.view)[0] < turn_in_queue(each.view)[0]
         return within and borrowing and mine.nominal[0] is not None
 
-    def _allowed(self, node: str, wish: Wish) -> Room:
-        """The most that may be the workload's on the node: the rest is kept for GPUReservations, whoever is stopped."""
+    def _allowed(self, node: str, wish: Wish) -> Room | None:
+        """The most that may be the workload's on the node: the rest is kept for GPUReservations, whoever is stopped.
+        None where nothing is.
+        """
         claim = self._floor.claims.get(node)
-        if claim is None or wish.window is not None:
-            return unbounded(wish.shape.requests)
-        return claim.slack(wish.stays)
+        return None if claim is None or wish.window is not None else claim.slack(wish.stays)
 
     def _slots(self, node: str, wish: Wish, free: Room) -> int:
         """How many of the workload's pods fit there."""
-        need = wish.shape.requests
-        return min(slots(need, free), slots(need, self._allowed(node, wish)))
+        need, allowed = wish.shape.requests, self._allowed(node, wish)
+        return slots(need, free) if allowed is None else min(slots(need, free), slots(need, allowed))
 
     def _uses_its_window(self, wish: Wish, each: Candidate, node: str) -> bool:
         """Whether that one has, on this node of the workload's reservation, what was only lent to it."""

@@ -53,7 +53,7 @@ class Arrivals:
         """
         if pods >= self._in_vain.get(shape, pods + 1):
             return False
-        before = [(arrival, replace(arrival.room)) for arrival in self._coming] if pods > 1 else []
+        before = [(arrival, arrival.room.copy()) for arrival in self._coming] if pods > 1 else []
         for _ in range(pods):
             if not self._serve(shape):
                 self._in_vain[shape] = pods

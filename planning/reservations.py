@@ -8,7 +8,7 @@ is preemptible never stands in the way: it is stopped.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 
 from planning.capacity import Holding, Room, room, whole
@@ -40,7 +40,7 @@ class Claim:
 
     def left(self, until: float = inf) -> Room:
         """What is left for work that may not be stopped and goes on `until` then."""
-        least = replace(self.free)
+        least = self.free.copy()
         for step in self.steps:
             if step.window.opens < until:
                 _lower(least, step.slack)
@@ -48,7 +48,8 @@ class Claim:
 
     def slack(self, until: float) -> Room:
         """The same if all were gone that can be stopped."""
-        least = unbounded(self.free)
+        others = tuple((resource, _ALL) for resource, _ in self.free.other_gpus)
+        least = Room(_ALL, _ALL, _ALL, _ALL, self.free.gpu_resource, others)
         for step in self.steps:
             if step.window.opens < until:
                 _lower(least, step.slack)
@@ -64,7 +65,7 @@ class Claim:
 
     def kept(self) -> tuple[float, Resources]:
         """What is free and kept, and until when at the latest."""
-        free, left = replace(self.free), self.left()
+        free, left = self.free.copy(), self.left()
         free.take(left.as_resources())
         return max(step.window.end for step in self.steps), free.as_resources()
 
@@ -162,7 +163,7 @@ class Reservations:
     def claims(self) -> dict[str, Claim]:
         """What the reservations leave to others, by node."""
         names = sorted({name for window in self.windows for name in window.nodes})
-        return {name: Claim(replace(self._free[name]), self._steps(self._nodes[name])) for name in names}
+        return {name: Claim(self._free[name].copy(), self._steps(self._nodes[name])) for name in names}
 
     def _look_at(self, snapshot: Snapshot, held: Iterable[Holding], promised: Mapping[str, Assignment]) -> None:
         """What the windows' own workloads hold, and what others hold who cannot be stopped, and until when."""
@@ -300,12 +301,6 @@ class Reservations:
             max(used.memory, part(there.memory)),
             max(used.pods, part(there.pods)),
         )
-
-
-def unbounded(of: Room | Resources) -> Room:
-    """More than any node has, also of those GPUs."""
-    others = tuple((resource, _ALL) for resource, _ in of.other_gpus)
-    return Room(_ALL, _ALL, _ALL, _ALL, of.gpu_resource, others)
 
 
 def _lower(room: Room, bound: Room) -> None:

@@ -44,7 +44,7 @@ class Resources:
 
     @property
     def all_gpus(self) -> int:
-        return self.gpus + sum(count for _, count in self.other_gpus) if self.other_gpus else self.gpus
+        return self.gpus + sum(count for _, count in self.other_gpus)
 
     def gpus_by_resource(self) -> tuple[tuple[str, int], ...]:
         return ((self.gpu_resource, self.gpus), *self.other_gpus)
@@ -98,12 +98,13 @@ class NodeView:
         return any(t.key == "node.kubernetes.io/out-of-service" for t in self.taints)
 
     def gap(self, resource: str) -> Gap | None:
-        return next((gap for gap in self.gaps if gap.resource == resource), None) if self.gaps else None
+        return next((gap for gap in self.gaps if gap.resource == resource), None)
 
     def most(self, resource: str) -> int:
         """The GPUs of this resource that it offers, or will."""
-        gap = self.gap(resource)
-        return max(self.allocatable.of(resource), gap.expected) if gap else self.allocatable.of(resource)
+        offered = self.allocatable.of(resource)
+        gap = self.gap(resource) if self.gaps else None
+        return max(offered, gap.expected) if gap is not None else offered
 
     def memory_of(self, resource: str) -> int:
         """The memory of each of its GPUs of this resource, in MiB; 0 where nobody tells."""
