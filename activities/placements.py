@@ -164,10 +164,14 @@ class Placements:
         await self._each(decision.expected, self._tell_expected)
         await self._show(decision.assignments, done)
         if self._cache.quotas.items:
-            lags, _ = await asyncio.to_thread(lagging_quotas, self._cache.snapshot(), request.lately)
+            lags, _ = await asyncio.to_thread(
+                lagging_quotas, self._cache.snapshot(), request.lately, self._cache.settings
+            )
             await self._each(lags, self._show_quota)
         if request.reserved is not None:
-            kept, _ = await asyncio.to_thread(lagging_reservations, self._cache.snapshot(), request.reserved)
+            kept, _ = await asyncio.to_thread(
+                lagging_reservations, self._cache.snapshot(), request.reserved, self._cache.settings
+            )
             await self._each(kept, self._show_reservation)
 
     async def _each(self, entries: Iterable[T], do: Callable[[T], Awaitable[None]]) -> None:

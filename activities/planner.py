@@ -66,11 +66,11 @@ class Planner:
         decision = replace(decision, expected=expected, wake_after=min(waits, default=None))
         _seconds.record(time.perf_counter() - began)
         lags = await asyncio.to_thread(lagging, snapshot.now, snapshot.workloads, jobs, snapshot.pods, snapshot.nodes)
-        held = await asyncio.to_thread(standing, snapshot)
-        quotas, later = await asyncio.to_thread(lagging_quotas, snapshot, ledger.lately, held)
+        held = await asyncio.to_thread(standing, snapshot, settings)
+        quotas, later = await asyncio.to_thread(lagging_quotas, snapshot, ledger.lately, settings, held)
         reserved = ledger.reserved if decision.reserved is None else decision.reserved
-        kept = await asyncio.to_thread(standings, snapshot, reserved)
-        reservations, more = lagging_reservations(snapshot, reserved, kept)
+        kept = await asyncio.to_thread(standings, snapshot, reserved, settings)
+        reservations, more = lagging_reservations(snapshot, reserved, settings, kept)
         round_metrics.tell(
             round_metrics.Round(
                 snapshot.now,

@@ -144,8 +144,9 @@ class Orders:
     async def _coming(self, view: WorkloadView | None) -> bool:
         if view is None or view.spec is None:
             return False
-        shape = shape_of(view.spec, self._cache.settings)
-        return await asyncio.to_thread(coming_for, shape, least_pods(view.spec), self._cache.snapshot())
+        settings, pods = self._cache.settings, least_pods(view.spec)
+        shape = shape_of(view.spec, settings)
+        return await asyncio.to_thread(coming_for, shape, pods, self._cache.snapshot(), settings)
 
     async def _order(self, view: WorkloadView, seen: Observation) -> Step:
         """Makes the attempt's request, and what is to be waited for then."""

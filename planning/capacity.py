@@ -7,10 +7,10 @@ Of a gang each pod is counted so for itself, by its index.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, field
 
-from crds.gpuworkload import MAX_GPUS, MAX_REPLICAS
+from crds.gpuworkload import MAX_GPUS, MAX_REPLICAS, GPUWorkloadSpec
 from planning.model import Assignment, JobView, Ledger, NodeView, Places, PodView, Resources, Snapshot, WorkloadView
 from planning.naming import spec_hash
 from planning.places import left_of, pods_in, times
@@ -18,6 +18,9 @@ from planning.places import left_of, pods_in, times
 # Seconds after its grace period from when on a pod counts as stuck, and the longest grace that is waited for.
 STUCK = 30.0
 PATIENCE = 600.0
+
+Asked = Callable[[GPUWorkloadSpec], Resources]
+"""What a pod of such a workload asks for."""
 
 
 @dataclass(slots=True)
@@ -143,7 +146,9 @@ class Holding:
     until: float | None = None
 
 
-def holdings(snapshot: Snapshot, promised: Mapping[str, Assignment], mine: Belongings) -> Iterator[Holding]:
+def holdings(
+    snapshot: Snapshot, promised: Mapping[str, Assignment], mine: Belongings, asked: Asked
+) -> Iterator[Holding]:
     """All that holds something on a node; of all promises only those that are `standing` count."""
     nodes = {node.name for node in snapshot.nodes}
     jobs = {(job.namespace, job.name): job for job in snapshot.jobs if job.active_deadline or _leaving(job)}
@@ -153,16 +158,16 @@ def holdings(snapshot: Snapshot, promised: Mapping[str, Assignment], mine: Belon
             leaving = _going(pod, snapshot.now) if pod.terminating else job is not None and _leaving(job)
             until = _until(job) if job is not None else None
             yield Holding(pod.namespace, pod.workload_uid, pod.node, pod.requests, leaving, until)
-    for job, gpus, pods in _claims(snapshot, mine):
+    for view, job in _claims(snapshot, mine):
         if job.places:
-            claimed = replace(job.requests, gpus=min(job.requests.gpus, gpus))
+            claimed, pods = _believed(view, job, asked)
             present = (
                 mine.present(job.namespace, job.workload_uid, job.name) | job.done | set(range(pods, MAX_REPLICAS))
             )
             for node, requests in _places(job.places, present, nodes, claimed):
                 yield Holding(job.namespace, job.workload_uid, node, requests, _leaving(job), _until(job))
         elif job.node in nodes and not mine.bound(job.namespace, job.workload_uid, job.name):
-            claimed = replace(job.requests, gpus=min(job.requests.gpus, gpus))
+            claimed, _ = _believed(view, job, asked)
             yield Holding(job.namespace, job.workload_uid, job.node, claimed, _leaving(job), _until(job))
     for promise in promised.values():
         if promise.places:
@@ -203,33 +208,38 @@ def _until(job: JobView) -> float | None:
     return job.started + job.active_deadline if job.started is not None and job.active_deadline else None
 
 
-def _claims(snapshot: Snapshot, mine: Belongings) -> Iterator[tuple[JobView, int, int]]:
-    """Unfinished Jobs that may claim GPUs before their pods do, with the most they may claim for a pod, and the pods.
-
-    Whoever may create Jobs can write berth's labels on one. So a Job counts only for a workload that exists in its
-    namespace, the newest one only, and for no more GPUs than that workload wants; its pods count as anybody's do.
-
-    A Job of another spec is the exception: its workload may have wanted more until it was edited, and until the Job is
-    taken back its pod may still get them. That it is genuine cannot be told, so it claims what it asks for, but never
-    more than any workload can want. Whoever forges one gains nothing: a pod of their own takes as much.
+def _claims(snapshot: Snapshot, mine: Belongings) -> Iterator[tuple[WorkloadView, JobView]]:
+    """Unfinished Jobs that may claim room before their pods do, each with its workload: only one that exists in its
+    namespace, and only for the newest Job. Their pods count as anybody's do.
     """
     for view in snapshot.workloads:
         jobs = [job for job in mine.jobs.get((view.namespace, view.uid), ()) if not (job.finished or mine.empty(job))]
         if jobs:
-            newest = max(jobs, key=lambda job: (job.attempt, job.created, job.name))
-            yield newest, *_most(view, newest)
+            yield view, max(jobs, key=lambda job: (job.attempt, job.created, job.name))
 
 
-def _most(view: WorkloadView, job: JobView) -> tuple[int, int]:
-    """The most GPUs that this Job may claim for a pod of its workload, and for how many pods."""
-    spec = view.spec
-    if spec is None:
-        return MAX_GPUS, MAX_REPLICAS
+def _believed(view: WorkloadView, job: JobView, asked: Asked) -> tuple[Resources, int]:
+    """What the Job claims for each pod that is not there yet, and for how many pods at most.
+
+    Whoever may create Jobs can write berth's labels and annotations on one, and the ledger remembers a promise only
+    until its Job is visible. So the truth is the workload, of which the promise was made: what its Job says may lower
+    that, never raise it.
+
+    Of a Job of another spec the GPUs are believed, as many as any workload can want, and nothing else: it may have
+    wanted more until it was edited, and until the Job is taken back its pod may still get them. Which CPU and memory
+    are too much nobody can tell; where such a pod takes them after all, the kube-scheduler lets another wait for that
+    moment.
+    """
+    spec, said = view.spec, job.requests
+    wanted = Resources() if spec is None else asked(spec)
+    kind, pods = wanted.gpu_resource, 0 if spec is None else spec.replicas
     # Most Jobs ask for just what is wanted; only the others are worth a hash.
-    more = job.requests.gpus > spec.gpu_count or pods_in(job.places) > spec.replicas
-    if job.spec_hash and more and job.spec_hash != spec_hash(spec):
-        return MAX_GPUS, MAX_REPLICAS
-    return spec.gpu_count, spec.replicas
+    other = said.gpus > wanted.gpus or said.gpu_resource != kind or pods_in(job.places) > pods
+    if spec is None or (other and job.spec_hash and job.spec_hash != spec_hash(spec)):
+        return Resources(min(said.gpus, MAX_GPUS), gpu_resource=said.gpu_resource), MAX_REPLICAS
+    cpu_milli, memory = min(said.cpu_milli, wanted.cpu_milli), min(said.memory, wanted.memory)
+    gpus, each = min(said.of(kind), wanted.gpus), min(said.pods, wanted.pods)
+    return Resources(gpus, cpu_milli, memory, each, gpu_resource=kind), pods
 
 
 def whole(node: NodeView) -> Room:

@@ -33,7 +33,7 @@ from planning.filters import (
 )
 from planning.fleet import Fleet
 from planning.jobs import refusal as spec_refusal
-from planning.jobs import shape_of
+from planning.jobs import requests_of, shape_of
 from planning.model import (
     Assignment,
     Ledger,
@@ -163,7 +163,10 @@ def _queued(
 ) -> Explanation:
     if view.spec is None:
         raise ValueError("a workload without a spec is not queued")
-    shape, held = shape_of(view.spec, settings), list(holdings(snapshot, {}, mine))
+    shape, held = (
+        shape_of(view.spec, settings),
+        list(holdings(snapshot, {}, mine, partial(requests_of, settings=settings))),
+    )
     strategy, source = strategy_name(view.spec, view.namespace, snapshot.defaults)
     left, kept = _reserved(view, shape, snapshot, held)
     why = {node.name: kept.get(node.name) or keeps_off(shape, node, left[node.name]) for node in snapshot.nodes}

@@ -71,7 +71,7 @@ def decide(
     starting = list(gates.starts(snapshot, mine))
     if starting:
         _start(starting, snapshot, settings, memory, told)
-    held = list(holdings(snapshot, promised, mine))
+    held = list(holdings(snapshot, promised, mine, lambda spec: memory.shape(spec, settings).requests))
     left = room(snapshot.nodes, held)
     reservations = Reservations(snapshot, ledger.reserved)
     reservations.settle(snapshot, held, promised, left, settings.gpu_resource)

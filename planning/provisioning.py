@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf
 
 from crds.gpuworkload import MAX_GPUS
 from crds.settings import Provisioning as Rules
+from crds.settings import Settings
 from planning.capacity import Belongings, Room, holdings, room
 from planning.filters import Shape, affine, lacking, repelling_taint, too_small
 from planning.floor import Floor, Kept, Wish
+from planning.jobs import requests_of
 from planning.model import Booking, Ledger, NodeView, Order, Provisioning, Snapshot, WorkloadView
 
 PROVISIONING = "Provisioning"
@@ -78,9 +81,10 @@ class Arrivals:
         return False
 
 
-def coming_for(shape: Shape, pods: int, snapshot: Snapshot) -> bool:
+def coming_for(shape: Shape, pods: int, snapshot: Snapshot, settings: Settings) -> bool:
     """Whether nodes are coming that will hold so many such requests, whoever else may want them."""
-    held = holdings(snapshot, {}, Belongings.of(snapshot.jobs, snapshot.pods))
+    mine = Belongings.of(snapshot.jobs, snapshot.pods)
+    held = holdings(snapshot, {}, mine, partial(requests_of, settings=settings))
     return Arrivals(snapshot.nodes, room(snapshot.nodes, held), snapshot.now).serve(shape, pods)
 
 

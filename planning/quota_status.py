@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from crds.settings import Settings
 from planning.capacity import Belongings, holdings
+from planning.jobs import requests_of
 from planning.model import Lately, QuotaView, Snapshot
 from planning.quotas import Account, Books, opened, recalled
 from planning.times import timestamp
@@ -50,12 +53,12 @@ class QuotaLag:
     status: dict[str, Any]
 
 
-def standing(snapshot: Snapshot) -> Standing | None:
+def standing(snapshot: Snapshot, settings: Settings) -> Standing | None:
     """None where nobody has a quota."""
     if not snapshot.quotas:
         return None
     mine = Belongings.of(snapshot.jobs, snapshot.pods)
-    books = opened(snapshot, holdings(snapshot, {}, mine))
+    books = opened(snapshot, holdings(snapshot, {}, mine, partial(requests_of, settings=settings)))
     waiting = Counter(
         books.tenant(view.namespace).name
         for view in snapshot.workloads
@@ -86,12 +89,12 @@ def tenants(held: Standing | None) -> list[Tenant]:
 
 
 def lagging_quotas(
-    snapshot: Snapshot, lately: Mapping[str, Lately], held: Standing | None = None
+    snapshot: Snapshot, lately: Mapping[str, Lately], settings: Settings, held: Standing | None = None
 ) -> tuple[list[QuotaLag], bool]:
     """The quotas whose status says something else than what is and may be written now, and whether others lag too.
     `held`: what is known to be held, if it was reckoned already.
     """
-    held = held or standing(snapshot)
+    held = held or standing(snapshot, settings)
     if held is None:
         return [], False
     found, later = [], False

@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from crds.gpureservation import MOST_SHOWN
+from crds.settings import Settings
 from planning.capacity import Belongings, holdings
 from planning.filters import show_gpus
+from planning.jobs import requests_of
 from planning.model import Snapshot
 from planning.podspecs import mappings
 from planning.quota_status import PAUSE, condition, conditions
@@ -45,13 +48,13 @@ class ReservationLag:
     news: str
 
 
-def standings(snapshot: Snapshot, recorded: Mapping[str, Mapping[str, int]]) -> list[Standing]:
+def standings(snapshot: Snapshot, recorded: Mapping[str, Mapping[str, int]], settings: Settings) -> list[Standing]:
     """All of them. `recorded`: the ledger's choice of nodes."""
     if not snapshot.reservations:
         return []
     mine = Belongings.of(snapshot.jobs, snapshot.pods)
     known = Reservations(snapshot, recorded)
-    known.as_recorded(snapshot, list(holdings(snapshot, {}, mine)))
+    known.as_recorded(snapshot, list(holdings(snapshot, {}, mine, partial(requests_of, settings=settings))))
     waiting = Counter(
         window.name
         for view in snapshot.workloads
@@ -64,13 +67,16 @@ def standings(snapshot: Snapshot, recorded: Mapping[str, Mapping[str, int]]) -> 
 
 
 def lagging_reservations(
-    snapshot: Snapshot, recorded: Mapping[str, Mapping[str, int]], known: list[Standing] | None = None
+    snapshot: Snapshot,
+    recorded: Mapping[str, Mapping[str, int]],
+    settings: Settings,
+    known: list[Standing] | None = None,
 ) -> tuple[list[ReservationLag], bool]:
     """Those whose status says something else than what is and may be written now, and whether others lag too. `known`:
     how they stand, if it was reckoned already.
     """
     found, later = [], False
-    for each in standings(snapshot, recorded) if known is None else known:
+    for each in standings(snapshot, recorded, settings) if known is None else known:
         view, due = each.view, _status(each, snapshot.now)
         shown = {key: value for key, value in view.status.items() if key != "updated"}
         if shown == due:

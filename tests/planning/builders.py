@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from crds.gpuquota import GPUQuotaSpec
 from crds.gpureservation import GPUReservationSpec
 from crds.gpuworkload import GPUWorkloadSpec
 from crds.settings import Settings
+from planning.jobs import requests_of
 from planning.model import (
     Assignment,
     Decision,
@@ -31,6 +33,7 @@ from planning.times import timestamp
 from planning.windows import ReservationView
 
 SETTINGS = Settings()
+ASKED = partial(requests_of, settings=SETTINGS)
 GIB = 2**30
 NOW = 1_000_000.0
 

@@ -14,17 +14,29 @@ from hypothesis import strategies as st
 from planning.capacity import Belongings, Room, holdings, room, standing
 from planning.ledger import after_carrying_out, after_deciding, after_requeue
 from planning.lifecycle import Observation, Step, next_step
-from planning.model import Assignment, JobView, Ledger, NodeView, Pin, PodView, Snapshot, Turn, WorkloadView
+from planning.model import (
+    Assignment,
+    JobView,
+    Ledger,
+    NodeView,
+    Pin,
+    Places,
+    PodView,
+    Resources,
+    Snapshot,
+    Turn,
+    WorkloadView,
+)
 from planning.naming import spec_hash
 from planning.placement import decide
 from planning.places import pods_in, ranks
-from tests.planning.builders import NOW, SETTINGS, job, node, pod, promise, snapshot, workload
+from tests.planning.builders import ASKED, GIB, NOW, SETTINGS, job, node, pod, promise, snapshot, workload
 
 
 def left_on_n(seen: Snapshot, promises: dict[str, Assignment] | None = None) -> Room:
     """What a round finds free on the node `n`."""
     mine = Belongings.of(seen.jobs, seen.pods)
-    return room(seen.nodes, holdings(seen, standing(seen, Ledger(in_flight=promises or {}), mine), mine))["n"]
+    return room(seen.nodes, holdings(seen, standing(seen, Ledger(in_flight=promises or {}), mine), mine, ASKED))["n"]
 
 
 @pytest.mark.parametrize("in_flight", [False, True])
@@ -54,6 +66,35 @@ def test_a_job_claims_no_more_than_its_workload_wants_and_for_none_that_is_not_t
     assert left_on_n(snapshot([node("n", 8)], [broken], jobs=[forged])).gpus == 0
     many = [job("a", "n", attempt, gpus=2) for attempt in range(50)]
     assert left_on_n(snapshot([node("n", 8)], [workload("a", 2)], jobs=many)).gpus == 6, "the newest"
+
+
+@pytest.mark.parametrize("places", [(), (("n", 2), ("m", 500))])
+def test_a_job_claims_no_more_cpu_and_memory_than_its_workload_wants(places: Places) -> None:
+    """Whoever may create Jobs may write anything on one: also that it is of another spec."""
+    spec = {"resources": {"requests": {"cpu": "2", "memory": "1Gi"}}, "replicas": 2 if places else 1}
+    forged = replace(job("a", "n", places=places), requests=Resources(1, 2**62, 2**62, 2**62))
+    seen = snapshot([node("n"), node("m")], [workload("a", 1, spec=spec)], jobs=[forged])
+    left, pods = left_on_n(seen), 2 if places else 1
+    assert (left.cpu_milli, left.memory, left.pods) == (64_000 - pods * 2_000, 256 * GIB - pods * GIB, 110 - pods)
+    other = replace(forged, spec_hash="other", requests=replace(forged.requests, gpus=2))
+    broken = replace(seen.workloads[0], spec=None, invalid="spec: broken")
+    for unlike in (replace(seen, jobs=(other,)), replace(seen, workloads=(broken,))):
+        left = left_on_n(unlike)
+        assert (left.cpu_milli, left.memory, left.pods) == (64_000, 256 * GIB, 110), "how much it wanted nobody knows"
+
+
+def test_the_pods_of_a_job_count_as_anybodys_do() -> None:
+    it = job("a", "n")
+    bound = pod("p", "n", of=it, requests=Resources(1, 9_000, GIB, 1))
+    left = left_on_n(snapshot([node("n")], [workload("a", 1)], jobs=[it], pods=[bound]))
+    assert (left.gpus, left.cpu_milli, left.memory) == (7, 55_000, 255 * GIB)
+
+
+def test_what_a_job_says_of_other_gpus_is_not_believed() -> None:
+    offered = Resources(8, 64_000, 256 * GIB, 110, other_gpus=(("amd.com/gpu", 8),))
+    forged = replace(job("a", "n"), requests=Resources(8, 0, 0, 1, gpu_resource="amd.com/gpu"))
+    left = left_on_n(snapshot([node("n", allocatable=offered)], [workload("a", 1)], jobs=[forged]))
+    assert (left.gpus, left.of("amd.com/gpu")) == (8, 8)
 
 
 def test_a_job_of_a_spec_that_was_edited_claims_what_it_was_made_for() -> None:

@@ -16,6 +16,7 @@ from planning.explanation import Explanation, explain, keeps_off
 from planning.jobs import shape_of
 from planning.model import Gap, NodeView, Resources, Snapshot, WorkloadView
 from tests.planning.builders import (
+    ASKED,
     NOW,
     SETTINGS,
     job,
@@ -190,7 +191,7 @@ def test_each_help_alone_is_enough() -> None:
 
 def test_keeps_off_agrees_with_what_is_left() -> None:
     seen = snapshot([node("n", 4)], [workload("w", 4)], pods=[pod("p", "n", gpus=1)])
-    left = room(seen.nodes, holdings(seen, {}, Belongings.of((), seen.pods)))["n"]
+    left = room(seen.nodes, holdings(seen, {}, Belongings.of((), seen.pods), ASKED))["n"]
     spec = seen.workloads[0].spec
     assert spec is not None and keeps_off(shape_of(spec, SETTINGS), seen.nodes[0], left) == "short of free GPUs"
 

@@ -12,7 +12,7 @@ from planning.model import Snapshot, WorkloadView
 from planning.quota_status import PAUSE
 from planning.reservation_status import ReservationLag, lagging_reservations, shown_nodes, standings
 from planning.windows import ReservationView
-from tests.planning.builders import NOW, job, node, pod, reservation, snapshot, workload
+from tests.planning.builders import NOW, SETTINGS, job, node, pod, reservation, snapshot, workload
 
 HERE = {"uid-r": {"a": 4, "b": 2}}
 
@@ -26,7 +26,7 @@ def seen(keeps: ReservationView, *pairs: tuple[WorkloadView, str], now: float = 
 
 
 def lag(*args: Any, recorded: dict[str, dict[str, int]] | None = None, **more: Any) -> ReservationLag:
-    (found,), later = lagging_reservations(seen(*args, **more), HERE if recorded is None else recorded)
+    (found,), later = lagging_reservations(seen(*args, **more), HERE if recorded is None else recorded, SETTINGS)
     GPUReservationStatus.model_validate(found.status)
     assert not later
     return found
@@ -88,11 +88,11 @@ def test_what_stands_there_is_not_written_again_and_numbers_every_few_seconds() 
     keeps = reservation("r", gpus=6, start=100, end=20_000)
     told = replace(keeps, status=lag(keeps).status)
     lent = workload("l", 3, spec={"preemptible": True}), "a"
-    assert lagging_reservations(seen(told, now=NOW + 99), HERE) == ([], False)
-    assert lagging_reservations(seen(told, lent, now=NOW + PAUSE - 1), HERE) == ([], True)
-    ((found,), later) = lagging_reservations(seen(told, lent, now=NOW + PAUSE), HERE)
+    assert lagging_reservations(seen(told, now=NOW + 99), HERE, SETTINGS) == ([], False)
+    assert lagging_reservations(seen(told, lent, now=NOW + PAUSE - 1), HERE, SETTINGS) == ([], True)
+    ((found,), later) = lagging_reservations(seen(told, lent, now=NOW + PAUSE), HERE, SETTINGS)
     assert (found.status["lent"], found.news, later) == (3, "", False)
-    ((began,), _) = lagging_reservations(seen(told, now=NOW + 100), HERE)
+    ((began,), _) = lagging_reservations(seen(told, now=NOW + 100), HERE, SETTINGS)
     assert began.status["phase"] == "Active" and began.news
 
 
@@ -105,5 +105,5 @@ def test_the_nodes_in_a_status_are_read_back_whatever_somebody_wrote_there() -> 
 
 
 def test_a_node_that_is_gone_is_not_counted() -> None:
-    (found,) = standings(seen(reservation("r", gpus=6, start=100, end=200)), {"uid-r": {"a": 4, "gone": 2}})
+    (found,) = standings(seen(reservation("r", gpus=6, start=100, end=200)), {"uid-r": {"a": 4, "gone": 2}}, SETTINGS)
     assert found.reserved == 4
