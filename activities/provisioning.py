@@ -27,11 +27,12 @@ from kube.errors import AccessDenied, AlreadyExists, Conflict, KubeError, NotFou
 from kube.events import EventRecorder
 from kube.resources import GPUWORKLOADS, PODTEMPLATES, PROVISIONINGREQUESTS
 from planning import status
+from planning.arrivals import coming_for
 from planning.jobs import shape_of
 from planning.model import Booking, Provisioning, RequestView, Stage, Waiting, WorkloadView
 from planning.naming import WORKLOAD_UID_LABEL, label_value, request_name
-from planning.places import least_pods
-from planning.provisioning import PROVISIONING, coming_for
+from planning.places import gang_of
+from planning.provisioning import PROVISIONING
 from planning.requests import Observation, Step, failed, next_step, order_manifests
 from planning.views import request_view, workload_view
 
@@ -144,9 +145,9 @@ class Orders:
     async def _coming(self, view: WorkloadView | None) -> bool:
         if view is None or view.spec is None:
             return False
-        settings, pods = self._cache.settings, least_pods(view.spec)
-        shape = shape_of(view.spec, settings)
-        return await asyncio.to_thread(coming_for, shape, pods, self._cache.snapshot(), settings)
+        settings = self._cache.settings
+        shape, gang = shape_of(view.spec, settings), gang_of(view.spec)
+        return await asyncio.to_thread(coming_for, shape, gang, self._cache.snapshot(), settings)
 
     async def _order(self, view: WorkloadView, seen: Observation) -> Step:
         """Makes the attempt's request, and what is to be waited for then."""

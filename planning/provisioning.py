@@ -8,22 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from math import inf
 
-from crds.gpuworkload import MAX_GPUS
 from crds.settings import Provisioning as Rules
-from crds.settings import Settings
-from planning.capacity import Belongings, Room, holdings, room
-from planning.filters import Shape, affine, lacking, repelling_taint, too_small
+from planning.arrivals import Arrivals
 from planning.floor import Floor, Kept, Wish
-from planning.jobs import requests_of
-from planning.model import Booking, Ledger, NodeView, Order, Provisioning, Snapshot, WorkloadView
+from planning.model import Booking, Ledger, Order, Provisioning, WorkloadView
 
 PROVISIONING = "Provisioning"
 
-# Seconds after its creation from when on a node that does not offer its GPUs is broken, and no longer expected to.
-COMING = 1800.0
 # Seconds from when an order was given up until the workload may have another.
 AGAIN = 1800.0
 # Seconds after which an open order is given again. Whoever carries it out takes it for the same; but should somebody
@@ -32,83 +25,6 @@ RENEWED = 3600.0
 
 _ORDERED = "; a node is ordered for it"
 _IN_TURN = "; a node will be ordered for it when one of the {} orders that may be open at once is done"
-
-
-@dataclass(slots=True)
-class Arrival:
-    """A node whose GPUs are not allocatable yet. `counted`: whether it is known how many it will have."""
-
-    node: NodeView
-    room: Room
-    counted: bool
-
-
-class Arrivals:
-    """What is coming, and for how many it suffices: whoever is served has claimed it."""
-
-    def __init__(self, nodes: Iterable[NodeView], left: dict[str, Room], now: float) -> None:
-        self._coming = [_arrival(node, left[node.name]) for node in nodes if is_coming(node, now)]
-        self._in_vain: dict[Shape, int] = {}  # so many of these, or more, find no room: what is left only shrinks
-
-    def serve(self, shape: Shape, pods: int = 1) -> bool:
-        """Whether so many such requests will fit on nodes that are coming, beside those who were served before. Where
-        not all do, nothing is claimed.
-        """
-        if pods >= self._in_vain.get(shape, pods + 1):
-            return False
-        before = [(arrival, arrival.room.copy()) for arrival in self._coming] if pods > 1 else []
-        for _ in range(pods):
-            if not self._serve(shape):
-                self._in_vain[shape] = pods
-                if before:
-                    self._coming = [arrival for arrival, _ in before]
-                    for arrival, left in before:
-                        arrival.room = left
-                return False
-        return True
-
-    def _serve(self, shape: Shape) -> bool:
-        for arrival in self._coming:
-            node, need = arrival.node, shape.requests
-            asked = shape.constraints
-            if affine(asked, node) or too_small(asked, node) or repelling_taint(asked, node, lasting=True):
-                continue
-            if not lacking(need, arrival.room):
-                arrival.room.take(need)
-                if not arrival.counted:
-                    self._coming.remove(arrival)
-                return True
-        return False
-
-
-def coming_for(shape: Shape, pods: int, snapshot: Snapshot, settings: Settings) -> bool:
-    """Whether nodes are coming that will hold so many such requests, whoever else may want them."""
-    mine = Belongings.of(snapshot.jobs, snapshot.pods)
-    held = holdings(snapshot, {}, mine, partial(requests_of, settings=settings))
-    return Arrivals(snapshot.nodes, room(snapshot.nodes, held), snapshot.now).serve(shape, pods)
-
-
-def is_coming(node: NodeView, now: float) -> bool:
-    """Whether the node is so new that its GPUs may be expected to become usable by themselves."""
-    if node.unschedulable or node.out_of_service or now - node.created > COMING:
-        return False
-    return bool(node.gaps) or (not node.ready and node.allocatable.gpus > 0)
-
-
-def _arrival(node: NodeView, left: Room) -> Arrival:
-    # Of a node that is ready only what it does not offer yet is coming.
-    there = Room(0, left.cpu_milli, left.memory, left.pods) if node.ready else replace(left, gpus=max(left.gpus, 0))
-    counted = any(gap.expected for gap in node.gaps) or (not node.ready and node.allocatable.gpus > 0)
-    for gap in node.gaps:
-        there.add_gpus(gap.resource, gap.expected if counted else MAX_GPUS)
-    reported = node.allocatable.cpu_milli > 0 or node.allocatable.memory > 0
-    if not reported and not node.ready:  # nothing is known against it yet
-        there = replace(there, cpu_milli=2**62, memory=2**62, pods=2**62)
-    return Arrival(node, there, counted)
-
-
-def pods_of(wish: Wish) -> int:
-    return wish.gang.least if wish.gang is not None else 1
 
 
 @dataclass(slots=True)
@@ -140,7 +56,7 @@ class Orders:
                 mine._open += 1
                 mine.wishes.append(wish)
                 if known.generation == wish.view.generation:
-                    mine.arrivals.serve(wish.shape, pods_of(wish))
+                    mine.arrivals.serve(wish.shape, wish.gang)
         mine._noted = sum(known.state == "waiting" for known in ledger.provisioning.values())
         return mine
 
@@ -222,4 +138,4 @@ class Orders:
         """Whether it will have room no later than an order might bring it."""
         if kept is not None and kept.start is not None and kept.start <= self.now + rules.timeout_seconds:
             return True
-        return self.arrivals.serve(wish.shape, pods_of(wish))
+        return self.arrivals.serve(wish.shape, wish.gang)

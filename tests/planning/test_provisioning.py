@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from crds.settings import Provisioning as Rules
 from crds.settings import Settings
 from planning.accelerators import AMD
+from planning.arrivals import COMING, Arrivals
 from planning.capacity import Room
 from planning.jobs import shape_of
 from planning.ledger import after_carrying_out, after_deciding, after_provisioning
 from planning.model import Booking, Decision, Gap, Ledger, NodeView, Provisioning, Resources, Snapshot
 from planning.placement import decide
-from planning.provisioning import AGAIN, COMING, PROVISIONING, RENEWED, Arrivals
+from planning.places import Gang
+from planning.provisioning import AGAIN, PROVISIONING, RENEWED
 from tests.planning.builders import NOW, job, node, pod, quota, snapshot, taint, workload
 
 WAIT, TIMEOUT = 30, 900
@@ -355,6 +357,47 @@ def test_a_gang_needs_nodes_for_all_of_its_pods_and_claims_none_where_they_do_no
         assert ordered(round_of(snapshot(nodes, [gang, single]), waited)) == wanted, coming
 
 
+@pytest.mark.parametrize(("free", "coming", "wanted"), [(1, 1, []), (0, 2, []), (0, 1, ["g"]), (1, 0, ["g"])])
+def test_a_gang_counts_what_is_free_beside_what_is_coming(free: int, coming: int, wanted: list[str]) -> None:
+    nodes = [node(f"n{i}") for i in range(free)] + [arriving(f"c{i}") for i in range(coming)]
+    gang = workload("g", 8, spec={"replicas": 2})
+    assert ordered(round_of(snapshot(nodes, [gang]), waitSeconds=0)) == wanted
+
+
+def test_what_one_gang_counts_as_free_another_does_not_count_again() -> None:
+    """For the first, room is kept on two of the nodes; three are free on the third, and three are coming twice."""
+    nodes = [node(f"n{i}") for i in range(3)] + [arriving(f"c{i}", 3) for i in range(2)]
+    first = workload("first", 8, spec={"replicas": 2}, created=NOW - 300)
+    gangs = [workload(uid, 3, spec={"replicas": 2}, created=NOW - age) for uid, age in (("g", 200), ("h", 100))]
+    theirs = [pod(f"p{i}", f"n{i}", gpus=5) for i in range(3)]
+    seen = snapshot(nodes, [first, *gangs], pods=theirs)
+    assert ordered(round_of(seen, waitSeconds=0)) == ["first", "h"]
+
+
+@pytest.mark.parametrize(("zones", "wanted"), [("aab", []), ("abc", ["g"]), ("ab-", ["g"])])
+def test_a_gang_that_must_be_in_one_domain_is_served_by_one(zones: str, wanted: list[str]) -> None:
+    """Nothing is coming to zone b; what lacks the label is in no domain."""
+    level = "topology.kubernetes.io/zone"
+    labels = [{level: zone} if zone != "-" else {} for zone in zones]
+    nodes = [arriving("c0", labels=labels[0]), node("n0", labels=labels[1]), node("n1", labels=labels[2])]
+    gang = workload("g", 8, spec={"replicas": 2, "topology": {"mode": "Required", "level": level}})
+    waited = Ledger(provisioning={"g": Provisioning(1, "waiting", NOW - WAIT)})
+    assert ordered(round_of(snapshot(nodes, [gang]), waited)) == wanted
+
+
+@given(st.integers(1, 6), st.integers(0, 3), st.lists(SIZES, max_size=3), st.lists(SIZES, max_size=3))
+def test_a_gang_has_nodes_ordered_just_if_what_is_free_and_coming_does_not_suffice(
+    pods: int, each: int, free: list[int], coming: list[int]
+) -> None:
+    nodes = [node(f"n{i}", gpus) for i, gpus in enumerate(free)]
+    nodes += [arriving(f"c{i}", gpus) for i, gpus in enumerate(coming)]
+    gang = workload("g", each + 1, spec={"replicas": pods + 1})
+    decision = round_of(snapshot(nodes, [gang]), waitSeconds=0)
+    now, later = (sum(gpus // (each + 1) for gpus in some) for some in (free, coming))
+    assert bool(decision.assignments) == (now > pods)
+    assert bool(decision.orders) == (now + later <= pods)
+
+
 def test_one_quota_orders_no_more_than_it_suffices_for() -> None:
     views = [workload(f"w{i}", 8, created=NOW - 200 + i) for i in range(10)]
     waited = Ledger(provisioning={view.uid: Provisioning(1, "waiting", NOW - WAIT) for view in views})
@@ -373,5 +416,6 @@ def test_many_gangs_that_no_coming_node_can_hold_are_looked_at_once() -> None:
     spec = workload("g", 8).spec
     assert spec is not None
     shape = shape_of(spec, Settings())
-    assert not arrivals.serve(shape, 4) and arrivals.serve(shape, 2) and not arrivals.serve(shape, 2)
+    four, two = Gang(4, 4), Gang(2, 2)
+    assert not arrivals.serve(shape, four) and arrivals.serve(shape, two) and not arrivals.serve(shape, two)
     assert arrivals.serve(shape) and not arrivals.serve(shape)
