@@ -41,7 +41,7 @@ class Orders:
     placed: list[Order] = field(default_factory=list)
     changed: dict[str, Provisioning] = field(default_factory=dict)
     due_in: float = inf  # seconds until somebody will have waited long enough
-    wishes: list[Wish] = field(default_factory=list)  # whose order is open, or is given now
+    wishes: dict[str, Wish] = field(default_factory=dict)  # by UID, whose order is open and who hold nothing yet
     _open: int = 0
     _noted: int = 0
     _short: set[str] = field(default_factory=set)
@@ -54,7 +54,7 @@ class Orders:
             known = ledger.provisioning.get(wish.view.uid)
             if known is not None and known.open:
                 mine._open += 1
-                mine.wishes.append(wish)
+                mine.wishes[wish.view.uid] = wish
                 if known.generation == wish.view.generation:
                     mine.arrivals.serve(wish.shape, wish.gang)
         mine._noted = sum(known.state == "waiting" for known in ledger.provisioning.values())
@@ -93,7 +93,7 @@ class Orders:
                 return _IN_TURN.format(rules.max_orders) if never else ""
             self._open += 1
         self._order(view, Provisioning(view.generation, "ordered", self.now))
-        self.wishes.append(wish)
+        self.wishes[view.uid] = wish
         return _ORDERED
 
     def booking(self, view: WorkloadView) -> Booking | None:

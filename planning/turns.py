@@ -164,7 +164,7 @@ class Turns:
         if never and not self.orders.hopes(wish):
             told.judged(wish, NO_SUITABLE_NODE, never)
             return
-        if books.short(view.namespace, need, firm=is_firm) is not None:
+        if self._lacks(wish):
             self._lacks_quota(wish)
             return
         tenant = books.tenant(view.namespace).name
@@ -198,6 +198,7 @@ class Turns:
             told.decision.assignments.append(assignment)
             told.left -= self._cost(pods_in(assignment.places))
             books.take(view.namespace, taken, firm=is_firm)
+            self.orders.wishes.pop(view.uid, None)
             if anew:
                 self.reconsidered.append(view.uid)
         else:
@@ -315,14 +316,28 @@ class Turns:
             self.floor.keep(kept)
 
     def _may_order(self, wish: Wish) -> bool:
-        """Whether its tenant's quota suffices for it beside those of the tenant who have an order open."""
-        tenant, need = self.books.tenant(wish.view.namespace), wish.need
-        for other in self.orders.wishes:
-            if other.view.uid == wish.view.uid:
-                return True  # it has one
-            if self.books.tenant(other.view.namespace) is tenant:
-                need = other.beside(need)
-        return self.books.short(wish.view.namespace, need, firm=firm(wish.view)) is None
+        """Whether its tenant's quota suffices for it beside all who have an order open and could have their place now;
+        those of other tenants count if it borrows, for they may borrow the same.
+        """
+        if wish.view.uid in self.orders.wishes:
+            return True
+        mine, taken = self.books.tenant(wish.view.namespace), list[Wish]()
+
+        def is_others(other: Wish) -> bool:
+            return self.books.tenant(other.view.namespace) is not mine
+
+        for other in sorted(self.orders.wishes.values(), key=is_others):  # its own tenant's first
+            counts = not is_others(other) or self.books.borrows(mine, wish.need)
+            if counts and not self._lacks(other):
+                self.books.take(other.view.namespace, other.need, firm=firm(other.view))
+                taken.append(other)
+        enough = not self._lacks(wish)
+        for other in taken:
+            self.books.give_back(other.view.namespace, other.need, firm=firm(other.view))
+        return enough
+
+    def _lacks(self, wish: Wish) -> bool:
+        return self.books.short(wish.view.namespace, wish.need, firm=firm(wish.view)) is not None
 
     def _lacking(self, wish: Wish) -> str:
         if wish.gang is None:
@@ -342,6 +357,7 @@ class Turns:
         if found is None or not (found.victims or known or wish.window):
             return False  # what comes free by itself is nobody's yet
         self.preemptor.reserve(wish, found)
+        self.orders.wishes.pop(wish.view.uid, None)
         self.awaiting.add(wish.view.uid)
         room = tuple(sorted(found.places.items()))
         if room != self.ledger.rooms.get(wish.view.uid) and self.told.affords("", sum(len(name) for name, _ in room)):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from crds.settings import Provisioning as Rules
@@ -16,7 +17,7 @@ from planning.arrivals import COMING, Arrivals
 from planning.capacity import Room
 from planning.jobs import shape_of
 from planning.ledger import after_carrying_out, after_deciding, after_provisioning
-from planning.model import Booking, Decision, Gap, Ledger, NodeView, Provisioning, Resources, Snapshot
+from planning.model import Booking, Decision, Gap, Ledger, NodeView, Provisioning, Resources, Snapshot, WorkloadView
 from planning.placement import decide
 from planning.places import Gang
 from planning.provisioning import AGAIN, PROVISIONING, RENEWED
@@ -311,6 +312,7 @@ def clusters(draw: st.DrawFn) -> tuple[Snapshot, Ledger, Rules]:
     return snapshot(nodes, asked), Ledger(provisioning=known), rules
 
 
+@examples(deadline=None)
 @given(clusters(), st.integers(1, 6))
 def test_never_two_orders_for_one_need_and_never_more_than_may_be_open(
     drawn: tuple[Snapshot, Ledger, Rules], rounds: int
@@ -336,6 +338,7 @@ def test_never_two_orders_for_one_need_and_never_more_than_may_be_open(
     assert len(made) == len(set(made))
 
 
+@examples(deadline=None)
 @given(st.lists(SIZES, min_size=1, max_size=6), st.integers(0, 3))
 def test_none_is_ordered_while_what_is_coming_suffices(sizes: list[int], spare: int) -> None:
     coming = [arriving(f"c{i}", gpus) for i, gpus in enumerate(sizes)]
@@ -385,6 +388,7 @@ def test_a_gang_that_must_be_in_one_domain_is_served_by_one(zones: str, wanted: 
     assert ordered(round_of(snapshot(nodes, [gang]), waited)) == wanted
 
 
+@examples(deadline=None)
 @given(st.integers(1, 6), st.integers(0, 3), st.lists(SIZES, max_size=3), st.lists(SIZES, max_size=3))
 def test_a_gang_has_nodes_ordered_just_if_what_is_free_and_coming_does_not_suffice(
     pods: int, each: int, free: list[int], coming: list[int]
@@ -408,6 +412,51 @@ def test_one_quota_orders_no_more_than_it_suffices_for() -> None:
     assert ordered(second) == []
     free = replace(seen, quotas=())
     assert len(ordered(round_of(free, waited))) == 10, "without one only maxOrders bounds them"
+
+
+def two_tenants(*sizes: int) -> list[WorkloadView]:
+    """Preemptible workloads, in turn of tenants a and b."""
+    return [
+        workload(f"w{i}", gpus, namespace="ab"[i % 2], spec={"priority": "low"}, created=NOW - 200 + i)
+        for i, gpus in enumerate(sizes)
+    ]
+
+
+def test_tenants_of_one_cohort_order_together_no_more_than_it_has_to_lend() -> None:
+    cohort = [quota("c", gpus=16), *(quota(f"q{name}", name, gpus=0, cohort="c") for name in "ab")]
+    seen = snapshot([node("n", 4)], two_tenants(8, 8, 8, 8), quotas=cohort)
+    first = round_of(seen, waitSeconds=0)
+    assert ordered(first) == ["w0", "w1"]
+    later = round_of(replace(seen, now=NOW + 60), after_deciding(Ledger(), first), waitSeconds=0)
+    assert ordered(later) == []
+
+
+def test_an_order_that_would_borrow_keeps_back_nobody_who_need_not() -> None:
+    cohort = [quota("c", gpus=0), *(quota(f"q{name}", name, gpus=8, cohort="c") for name in "ab")]
+    running = job("r", "n", gpus=8, namespace="a", started=NOW, ready=True)
+    there = replace(workload("r", 8), namespace="a")
+    seen = snapshot([node("n", 8)], [there, *two_tenants(8, 8)], jobs=[running], quotas=cohort,
+                    pods=[pod("p", "n", of=running, namespace="a")])  # fmt: skip
+    known = Ledger(provisioning={"w0": Provisioning(1, "ordered", NOW)})
+    assert ordered(round_of(seen, known, waitSeconds=0)) == ["w1"]
+
+
+def test_an_order_whose_quota_is_gone_keeps_back_nobody_who_borrows() -> None:
+    """Of 12, four are left to lend: b may have them, though a once ordered for eight."""
+    cohort = [quota("c", gpus=12), *(quota(f"q{name}", name, gpus=0, cohort="c") for name in "ab")]
+    running = job("r", "n", gpus=8, namespace="a", started=NOW, ready=True)
+    there = replace(workload("r", 8, spec={"priority": "low"}), namespace="a")
+    seen = snapshot([node("n", 8)], [there, *two_tenants(8, 4)], jobs=[running], quotas=cohort,
+                    pods=[pod("p", "n", of=running, namespace="a")])  # fmt: skip
+    known = Ledger(provisioning={"w0": Provisioning(1, "ordered", NOW)})
+    assert ordered(round_of(seen, known, waitSeconds=0)) == ["w1"]
+
+
+def test_an_order_whose_workload_finds_its_place_counts_once() -> None:
+    views = [workload(f"w{i}", 8, created=NOW - 200 + i) for i in range(2)]
+    known = Ledger(provisioning={"w0": Provisioning(1, "provisioned", NOW)})
+    decision = round_of(snapshot([node("n")], views, quotas=[quota("q", "ns", gpus=16)]), known, waitSeconds=0)
+    assert [each.uid for each in decision.assignments] == ["w0"] and ordered(decision) == ["w1"]
 
 
 def test_many_gangs_that_no_coming_node_can_hold_are_looked_at_once() -> None:
