@@ -81,7 +81,7 @@ def decide(
     reconsidered = to_reconsider(snapshot, mine, ledger)
     stoppable = candidates(snapshot, mine, settings, ledger.spared, reservations) if queue else []
     preemptor = Preemptor(floor, books, held, stoppable, snapshot.by_uid(), snapshot.now)
-    orders = Orders.of(settings.provisioning, ledger, floor, queue, snapshot.now)
+    orders = Orders.of(settings.provisioning, ledger, floor, books, snapshot.workloads, queue, snapshot.now)
     turns = Turns(floor, books, preemptor, orders, told, ledger, snapshot.now, seed, reconsidered, held)
 
     def has_word(wish: Wish) -> bool:

@@ -6,6 +6,7 @@ what is coming will make room for, and so many at once at most: the autoscaler p
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -14,6 +15,7 @@ from crds.settings import Provisioning as Rules
 from planning.arrivals import Arrivals
 from planning.floor import Floor, Kept, Wish
 from planning.model import Booking, Ledger, Order, Provisioning, WorkloadView
+from planning.quotas import Books
 
 PROVISIONING = "Provisioning"
 
@@ -25,6 +27,31 @@ RENEWED = 3600.0
 
 _ORDERED = "; a node is ordered for it"
 _IN_TURN = "; a node will be ordered for it when one of the {} orders that may be open at once is done"
+_FOR_OTHERS = (
+    "; a node will be ordered for it when an order of its tenant is done: the rest of the {} that may be open at once "
+    "is for other tenants"
+)
+
+Tenant = tuple[str, str]
+"""A GPUQuota's name; a namespace that none answers for is a tenant of its own."""
+
+
+@dataclass(slots=True)
+class Slots:
+    """So many at once. Who has some gets another only while more are free than it has, so that whoever comes later
+    finds one; unless there is one tenant `alone`.
+    """
+
+    most: int
+    alone: bool = False
+    used: Counter[Tenant] = field(default_factory=Counter)
+
+    @property
+    def free(self) -> int:
+        return max(0, self.most - self.used.total())
+
+    def open_to(self, tenant: Tenant) -> bool:
+        return self.free > (0 if self.alone else self.used[tenant])
 
 
 @dataclass(slots=True)
@@ -38,26 +65,37 @@ class Orders:
     floor: Floor
     now: float
     arrivals: Arrivals
+    books: Books
+    slots: Slots
+    notes: Slots
     placed: list[Order] = field(default_factory=list)
     changed: dict[str, Provisioning] = field(default_factory=dict)
     due_in: float = inf  # seconds until somebody will have waited long enough
     wishes: dict[str, Wish] = field(default_factory=dict)  # by UID, whose order is open and who hold nothing yet
-    _open: int = 0
-    _noted: int = 0
     _short: set[str] = field(default_factory=set)
 
     @classmethod
-    def of(cls, rules: Rules | None, ledger: Ledger, floor: Floor, queue: Iterable[Wish], now: float) -> Orders:
-        """`queue`: all who want a place. What is coming is first of all for those who have an order open."""
-        mine = cls(rules, ledger, floor, now, Arrivals(floor.nodes if rules is not None else (), floor.left, now))
+    def of(
+        cls, rules: Rules | None, ledger: Ledger, floor: Floor, books: Books, views: Iterable[WorkloadView],
+        queue: Iterable[Wish], now: float,
+    ) -> Orders:  # fmt: skip
+        """`views`: all workloads, `queue`: those that want a place. What is coming is first of all for those who have
+        an order open.
+        """
+        arrivals = Arrivals(floor.nodes if rules is not None else (), floor.left, now)
+        most = rules.max_orders if rules is not None else 0
+        alone = rules is None or len({_tenant(books, namespace) for namespace in {v.namespace for v in views}}) < 2
+        mine = cls(rules, ledger, floor, now, arrivals, books, Slots(most, alone), Slots(most))
         for wish in queue:
             known = ledger.provisioning.get(wish.view.uid)
+            tenant = _tenant(books, wish.view.namespace)
+            if known is not None and known.state == "waiting":
+                mine.notes.used[tenant] += 1
             if known is not None and known.open:
-                mine._open += 1
+                mine.slots.used[tenant] += 1
                 mine.wishes[wish.view.uid] = wish
                 if known.generation == wish.view.generation:
                     mine.arrivals.serve(wish.shape, wish.gang)
-        mine._noted = sum(known.state == "waiting" for known in ledger.provisioning.values())
         return mine
 
     def hopes(self, wish: Wish) -> bool:
@@ -83,15 +121,17 @@ class Orders:
         since = known.since if known is not None else self.now
         self._short.add(view.uid)
         if not never and self.now - since < rules.wait_seconds:
-            if self._note(view, known, since, rules):
+            if self._note(view, known, since):
                 self.due_in = min(self.due_in, since + rules.wait_seconds - self.now)
             return ""
         older = self.ledger.provisioning.get(view.uid)
         if older is None or not older.open:  # else the order of the spec before gives way
-            if self._open >= rules.max_orders:
-                self._note(view, known, since, rules)
-                return _IN_TURN.format(rules.max_orders) if never else ""
-            self._open += 1
+            tenant = _tenant(self.books, view.namespace)
+            if not self.slots.open_to(tenant):
+                self._note(view, known, since)
+                why = _FOR_OTHERS if self.slots.free else _IN_TURN
+                return why.format(rules.max_orders) if never else ""
+            self.slots.used[tenant] += 1
         self._order(view, Provisioning(view.generation, "ordered", self.now))
         self.wishes[view.uid] = wish
         return _ORDERED
@@ -124,13 +164,14 @@ class Orders:
             return None
         return None if known.state == "failed" and self.now - known.since >= AGAIN else known
 
-    def _note(self, view: WorkloadView, known: Provisioning | None, since: float, rules: Rules) -> bool:
+    def _note(self, view: WorkloadView, known: Provisioning | None, since: float) -> bool:
         """Remembers since when the workload waits; not of more than could have a node ordered."""
         if known is not None:
             return True
-        if self._noted >= rules.max_orders:
+        tenant = _tenant(self.books, view.namespace)
+        if not self.notes.open_to(tenant):
             return False
-        self._noted += 1
+        self.notes.used[tenant] += 1
         self.changed[view.uid] = Provisioning(view.generation, "waiting", since)
         return True
 
@@ -139,3 +180,8 @@ class Orders:
         if kept is not None and kept.start is not None and kept.start <= self.now + rules.timeout_seconds:
             return True
         return self.arrivals.serve(wish.shape, wish.gang)
+
+
+def _tenant(books: Books, namespace: str) -> Tenant:
+    name = books.tenant(namespace).name
+    return name, "" if name else namespace

@@ -300,7 +300,8 @@ SIZES = st.integers(1, 8)
 def clusters(draw: st.DrawFn) -> tuple[Snapshot, Ledger, Rules]:
     nodes = [node(f"n{i}", gpus) for i, gpus in enumerate(draw(st.lists(st.integers(0, 8), max_size=3)))]
     nodes += [arriving(f"c{i}", gpus) for i, gpus in enumerate(draw(st.lists(SIZES, max_size=3)))]
-    asked = [workload(f"w{i}", gpus) for i, gpus in enumerate(draw(st.lists(SIZES, max_size=8)))]
+    sizes = draw(st.lists(st.tuples(SIZES, st.sampled_from(["ns", "ns", "other"])), max_size=8))
+    asked = [workload(f"w{i}", gpus, namespace=namespace) for i, (gpus, namespace) in enumerate(sizes)]
     states: st.SearchStrategy[Any] = st.sampled_from(["waiting", "ordered", "provisioned", "failed"])
     about = draw(st.dictionaries(st.sampled_from([view.uid for view in asked] or ["w"]), states, max_size=4))
     ages = draw(st.lists(st.integers(0, 4000), min_size=4, max_size=4))
@@ -319,7 +320,7 @@ def test_never_two_orders_for_one_need_and_never_more_than_may_be_open(
 ) -> None:
     seen, ledger, rules = drawn
     before = {uid for uid, known in ledger.provisioning.items() if known.open}
-    made: list[str] = []
+    made, tenants = list[str](), {view.namespace for view in seen.workloads}
     for number in range(rounds):
         decision = decide(
             replace(seen, now=NOW + 40 * number), ledger, Settings(provisioning=rules), limit=100, seed=number
@@ -335,6 +336,9 @@ def test_never_two_orders_for_one_need_and_never_more_than_may_be_open(
         ledger = after_deciding(ledger, decision)
         open_now = {uid for uid, known in ledger.provisioning.items() if known.open and uid not in ledger.in_flight}
         assert len(open_now) <= max(rules.max_orders, len(before))
+        for tenant in tenants if len(tenants) > 1 else ():
+            mine = {view.uid for view in seen.workloads if view.namespace == tenant}
+            assert len(open_now & mine) <= max((rules.max_orders + 1) // 2, len(before & mine))
     assert len(made) == len(set(made))
 
 
@@ -412,6 +416,40 @@ def test_one_quota_orders_no_more_than_it_suffices_for() -> None:
     assert ordered(second) == []
     free = replace(seen, quotas=())
     assert len(ordered(round_of(free, waited))) == 10, "without one only maxOrders bounds them"
+
+
+@pytest.mark.parametrize("quotas", [[], [quota("qa", "a", gpus=100), quota("qb", "b", gpus=100)]])
+def test_one_tenant_leaves_orders_to_others_who_come_later(quotas: list[Any]) -> None:
+    """Those of a are first, and none of theirs is ever done."""
+    greedy = [workload(f"a{i}", 8, namespace="a", created=NOW - 200) for i in range(20)]
+    busy_too = workload("running", 1, namespace="b", deleting=True)
+    seen = snapshot([node("n", 4)], [*greedy, busy_too], quotas=quotas)
+    first = round_of(seen, maxOrders=10)
+    assert len(ordered(first)) == 5
+    assert "the rest of the 10 that may be open at once is for other tenants" in first.waiting[-1].message
+    ledger = after_deciding(Ledger(), first)
+    theirs = [workload(f"{tenant}{i}", 8, namespace=tenant) for tenant in "bc" for i in range(9)]
+    later = round_of(replace(seen, workloads=(*greedy, *theirs)), ledger, maxOrders=10)
+    assert ordered(later) == ["b0", "b1", "b2", "c0"]
+
+
+def test_who_is_alone_may_have_all_orders_and_is_the_last_to_have_another_when_somebody_comes() -> None:
+    alone = [workload(f"a{i}", 8, namespace="a", created=NOW - 200) for i in range(6)]
+    first = round_of(snapshot([], alone), maxOrders=4)
+    assert ordered(first) == ["a0", "a1", "a2", "a3"]
+    ledger = after_provisioning(after_deciding(Ledger(), first), "a0", 1, None)
+    both = round_of(snapshot([], [*alone, workload("b", 8, namespace="b")]), ledger, maxOrders=4)
+    assert ordered(both) == ["b"]
+
+
+def test_one_tenant_alone_does_not_use_up_what_is_remembered_of_waits() -> None:
+    full, running, its_pod = busy("n")
+    greedy = [workload(f"a{i}", 8, namespace="a", created=NOW - 200) for i in range(20)]
+    seen = snapshot([full], [workload("on-n", 8), *greedy], jobs=[running], pods=[its_pod])
+    ledger = after_deciding(Ledger(), round_of(seen))
+    seen = replace(seen, workloads=(*seen.workloads, workload("b", 8, namespace="b")))
+    ledger = after_deciding(ledger, round_of(seen, ledger))
+    assert "b" in ledger.provisioning
 
 
 def two_tenants(*sizes: int) -> list[WorkloadView]:
