@@ -92,6 +92,7 @@ class Floor:
         self._spent: dict[str, set[Shape]] = {}  # the same of the rooms of reservations
         self._never: dict[Shape, bool] = {}
         self.kept: list[Kept] = []
+        self._kept_on: dict[str, list[Kept]] = {}  # the same by node
         self._index = {node.name: i for i, node in enumerate(snapshot.nodes)}
         self._competing: dict[Constraints, tuple[int, bool]] = {}
         self._fleet = memory.fleet
@@ -159,6 +160,7 @@ class Floor:
     def keep(self, kept: Kept) -> None:
         """Nobody is given `kept.amount` on its node from now on, but by `take_kept`."""
         self.kept.append(kept)
+        self._kept_on.setdefault(kept.node, []).append(kept)
         self._fleet.keep(kept.node, kept.amount)
         self.left[kept.node].take(kept.amount)
         if claim := self.claims.get(kept.node):
@@ -237,16 +239,15 @@ class Floor:
         what comes free later is nobody's yet.
         """
         claim = self.claims.get(node)
-        free = (self.left[node] if claim is None else claim.free).copy()
-        for kept in self.kept:
-            if kept.node == node:
-                now, amount = free.copy(), kept.amount
-                now.give_back(amount)
-                kind = amount.gpu_resource
-                free.add_gpus(kind, now.of(kind) - free.of(kind) - min(amount.gpus, max(now.of(kind), 0)))
-                free.cpu_milli = now.cpu_milli - min(amount.cpu_milli, max(now.cpu_milli, 0))
-                free.memory = now.memory - min(amount.memory, max(now.memory, 0))
-                free.pods = now.pods - min(amount.pods, max(now.pods, 0))
+        free = replace(self.left[node] if claim is None else claim.free)
+        for kept in self._kept_on.get(node, ()):
+            now, amount = free.copy(), kept.amount
+            now.give_back(amount)
+            kind = amount.gpu_resource
+            free.add_gpus(kind, now.of(kind) - free.of(kind) - min(amount.gpus, max(now.of(kind), 0)))
+            free.cpu_milli = now.cpu_milli - min(amount.cpu_milli, max(now.cpu_milli, 0))
+            free.memory = now.memory - min(amount.memory, max(now.memory, 0))
+            free.pods = now.pods - min(amount.pods, max(now.pods, 0))
         return free
 
     def allowed(self, shape: Shape) -> Iterator[NodeView]:
