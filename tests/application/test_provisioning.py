@@ -148,6 +148,49 @@ async def two_that_fit_together_have_two_orders_and_share_a_node(
     assert len(autoscaler.made) == 2
 
 
+async def a_gang_has_one_order_and_starts_with_its_last_node(tenant: Tenant, autoscaler: SimulatedAutoscaler) -> None:
+    await tenant.node("there", 2)
+    uid = (await tenant.apply("gang", 2, run="300s", replicas=3))["metadata"]["uid"]
+    name = await autoscaler.request(1)
+    assert autoscaler.made[0]["spec"]["podSets"] == [{"count": 3, "podTemplateRef": {"name": name}}]
+
+    async def told() -> bool:
+        message = (await tenant.get("gang")).get("status", {}).get("message", "")
+        return f"ordered nodes for 3 pods of 2 GPUs each (ProvisioningRequest {name})" in message
+
+    await eventually(told, 20, lambda: "it should be told what is ordered")
+    first, last = [await autoscaler.node(which, 2) for which in ("first", "last")]
+    await autoscaler.says(name, "Provisioned")
+    await autoscaler.offers(first, 2)
+    # Another that is told something was looked at by a round of its own: it saw that two of three fit.
+    await tenant.apply("later", 1, suspend=True)
+    await tenant.until("later", phase="Pending")
+    assert not await tenant.jobs() and len(autoscaler.made) == 1
+    await autoscaler.offers(last, 2)
+    running = await tenant.until("gang", phase="Running", placedReplicas=3)
+    assert {each["name"][len(tenant.namespace) + 1 :] for each in running["status"]["nodes"]} == {
+        "there", "first", "last",
+    }  # fmt: skip
+    for pod in await tenant.pods():
+        told_by = pod["metadata"]["annotations"]["autoscaling.x-k8s.io/consume-provisioning-request"]
+        assert told_by == name
+    await nothing_left(tenant, autoscaler, uid)
+    assert len(autoscaler.made) == 1
+
+
+async def a_gang_for_which_what_is_free_and_coming_suffices_has_none_ordered(
+    tenant: Tenant, autoscaler: SimulatedAutoscaler
+) -> None:
+    await tenant.node("there", 2)
+    coming = await autoscaler.node("coming", 2)
+    await tenant.apply("gang", 2, run="300s", replicas=2)
+    await tenant.until("gang", phase="Scheduling")
+    await asyncio.sleep(2 * SETTINGS["provisioning"]["waitSeconds"])  # an order would be due
+    await autoscaler.offers(coming, 2)
+    await tenant.until("gang", phase="Running", placedReplicas=2)
+    assert not autoscaler.made
+
+
 async def a_request_that_fails_is_followed_by_another(tenant: Tenant, autoscaler: SimulatedAutoscaler) -> None:
     uid = (await tenant.apply("w", 2, run="300s"))["metadata"]["uid"]
     first = await autoscaler.request(1)
@@ -278,6 +321,8 @@ async def a_workflow_that_somebody_cancels_takes_its_order_back(
 STORIES: tuple[Story, ...] = (
     one_node_is_ordered_and_used,
     two_that_fit_together_have_two_orders_and_share_a_node,
+    a_gang_has_one_order_and_starts_with_its_last_node,
+    a_gang_for_which_what_is_free_and_coming_suffices_has_none_ordered,
     a_request_that_fails_is_followed_by_another,
     a_booking_that_expires_is_made_anew,
     while_a_node_is_coming_none_is_ordered_anew,
