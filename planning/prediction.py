@@ -13,10 +13,11 @@ from heapq import heapify, heappop, heappush, nsmallest
 from crds.settings import Settings
 from planning.durations import Durations
 from planning.memory import Memory
-from planning.model import Assignment, JobView, Ledger, PodView, Snapshot, WorkloadView
+from planning.model import Assignment, JobView, Ledger, PodView, Snapshot, Waiting, WorkloadView
 from planning.placement import decide
 from planning.places import ranks
 from planning.reservation_status import shown_nodes
+from planning.status import waiting
 from planning.windows import window_of
 
 # Rounds that are looked ahead at most; in a large cluster fewer, for each looks at every node and workload, and each of
@@ -80,6 +81,13 @@ class _Future:
         if end is not None:
             heappush(self.ends, (end, place.uid))
 
+    def show(self, entry: Waiting) -> None:
+        """What the workload is told stands in its status: told in every round anew, it would use up what a round may
+        tell, and with that a gang's places.
+        """
+        view = self.workloads[entry.uid]
+        self.workloads[entry.uid] = replace(view, status=waiting(view, entry, self.now) or view.status)
+
     def leave(self, uid: str, *, ended: bool) -> None:
         """What the workload holds comes free; unless it ended it waits again."""
         self.jobs.pop(uid, None)
@@ -117,8 +125,12 @@ def starts(snapshot: Snapshot, settings: Settings, share: float, uid: str = "") 
             future.leave(stop.uid, ended=False)
         for verdict in decision.verdicts:
             future.workloads.pop(verdict.uid, None)
-        # That not all could be told why they wait keeps nobody's place back.
-        if decision.preemptions or (decision.more and (decision.assignments or decision.verdicts)):
+        for entry in decision.waiting:
+            future.show(entry)
+        # That not all could be told why they wait keeps nobody's place back, but for a gang's: it is looked for when
+        # there is nothing else to happen.
+        unheard = decision.waiting and not future.ends
+        if decision.preemptions or (decision.more and (decision.assignments or decision.verdicts or unheard)):
             continue
         if not future.ends or (not decision.queued and not uid):
             break

@@ -84,3 +84,19 @@ def test_so_many_that_not_all_can_be_told_why_they_wait_are_still_foreseen() -> 
     seen = running((8, 0.0), waiting=(1,) * 700, took=(100.0,) * 5)
     assert start(seen, "w0") == pytest.approx(100, rel=0.1)
     assert len(starts(seen, SETTINGS, 0.5)) >= 8
+
+
+@pytest.mark.parametrize("untold", [700, 2000])
+def test_a_gang_behind_very_many_that_must_be_told_why_they_wait_is_foreseen(untold: int) -> None:
+    """They wait for a node where nobody knows what will end; as many are told as a round may tell."""
+    seen = running((8, 0.0), waiting=(), took=(100.0,) * 5)
+    there = {"nodeSelector": {"kubernetes.io/hostname": "m"}}
+    stuck = [workload(f"s{i}", 8, spec=there, created=NOW - 500) for i in range(untold)]
+    gang = workload("gang", 2, spec={"replicas": 4})
+    seen = replace(
+        seen,
+        nodes=(*seen.nodes, node("m", 8)),
+        pods=(*seen.pods, pod("stranger", "m", gpus=8)),
+        workloads=(*seen.workloads, *stuck, gang),
+    )
+    assert start(seen, "gang") == pytest.approx(100, rel=0.1)
