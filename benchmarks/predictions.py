@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -51,6 +51,10 @@ class Prediction:
     latest: float | None
     actual: float
     started: bool
+
+    def later_than(self, predicted: float) -> bool | None:
+        """Whether it started later than that; None where it never did and might still have been in time."""
+        return self.actual > predicted if self.started or self.actual > predicted else None
 
 
 class Observed(Learned):
@@ -143,25 +147,30 @@ def predictions(
 
 
 def tell(report: Report, found: Sequence[Prediction]) -> None:
-    """How far off they were; those that nobody could tell count where they are named only."""
-    told = [(each.likely, each.actual) for each in found if each.likely is not None]
-    bounded = [each.actual <= each.latest for each in found if each.latest is not None]
-    report.note(
-        {"predictions": len(found), "told": len(told), "never_started": sum(not each.started for each in found)}
-    )
-    report.row("predictions", f"{len(found)}", f"{len(told)} of them told a time; {STRATEGY}, the queue by age")
-    if not told or not bounded:
+    """How far off they were; those that nobody could tell count where they are named only. Of those that never started
+    the error is not known, and only that some are late for sure.
+    """
+    told = [each for each in found if each.likely is not None]
+    known = [(each.likely, each.actual) for each in told if each.likely is not None and each.started]
+    late = _known(each.later_than(each.likely) for each in found if each.likely is not None)
+    over = _known(each.later_than(each.latest) for each in found if each.latest is not None)
+    never = sum(not each.started for each in found)
+    report.note({"predictions": len(found), "told": len(told), "never_started": never})
+    report.row(
+        "predictions", f"{len(found)}",
+        f"{len(told)} of them told a time, {never} never started; {STRATEGY}, the queue by age",
+    )  # fmt: skip
+    if not known or not over:
         return
-    errors = [abs(likely - actual) for likely, actual in told]
-    relative = [error / max(actual, 1.0) for error, (_, actual) in zip(errors, told, strict=True)]
-    late = [actual > likely for likely, actual in told]
+    errors = [abs(likely - actual) for likely, actual in known]
+    relative = [error / max(actual, 1.0) for error, (_, actual) in zip(errors, known, strict=True)]
     figures = {
-        "wait_seconds_median": statistics.median(actual for _, actual in told),
+        "wait_seconds_median": statistics.median(actual for _, actual in known),
         "error_seconds_median": statistics.median(errors),
         "error_seconds_p90": percentile(errors, 0.9),
         "relative_error_median": statistics.median(relative),
         "later_than_likely": statistics.fmean(late),
-        "within_nine_in_ten": statistics.fmean(bounded),
+        "within_nine_in_ten": 1 - statistics.fmean(over),
     }
     report.note({key: round(value, 3) for key, value in figures.items()})
     report.row("real wait, median", f"{figures['wait_seconds_median']:,.0f} s")
@@ -171,6 +180,10 @@ def tell(report: Report, found: Sequence[Prediction]) -> None:
     )  # fmt: skip
     report.row("started later than likely", f"{100 * figures['later_than_likely']:.0f} %", "50 % would be right")
     report.row("started within nine in ten", f"{100 * figures['within_nine_in_ten']:.0f} %", "90 % would be right")
+
+
+def _known(answers: Iterable[bool | None]) -> list[bool]:
+    return [answer for answer in answers if answer is not None]
 
 
 def main() -> None:

@@ -162,6 +162,17 @@ def test_errors_of_predictions_are_told_against_what_was(capsys: pytest.CaptureF
     assert report.values["later_than_likely"] == report.values["within_nine_in_ten"] == pytest.approx(2 / 3, abs=0.001)
 
 
+def test_of_what_never_started_counts_what_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    """It waited so long at least: late is who was to have started before that, of the others nobody knows."""
+    report = Report("predictions")
+    made = [(100.0, 200.0, 150.0, True), (100.0, 200.0, 50.0, False), (100.0, 200.0, 150.0, False),
+            (100.0, 200.0, 900.0, False)]  # fmt: skip
+    predictions.tell(report, [predictions.Prediction(*each) for each in made])
+    assert (report.values["told"], report.values["never_started"]) == (4, 3)
+    assert report.values["error_seconds_median"] == report.values["error_seconds_p90"] == 50
+    assert report.values["later_than_likely"] == 1 and report.values["within_nine_in_ten"] == 0.5
+
+
 def test_what_will_end_as_it_always_did_is_predicted_well() -> None:
     pods = [recorded(f"p{i}", 2, 300) for i in range(20)]
     found = predictions.workloads(pods)
