@@ -14,6 +14,7 @@ from activities.cache import ClusterCache, StaleCacheError, restored_to
 from activities.forecasts import Forecasts
 from activities.signatures import DECIDE, DecideRequest, DecideResult, Versions
 from kube.client import KubeClient
+from planning import gates
 from planning.memory import Memory
 from planning.model import Decision, Ledger, Snapshot
 from planning.placement import decide
@@ -79,6 +80,7 @@ class Planner:
                 decision.reasons,
                 tuple(tenants(held)),
                 tuple(kept),
+                gates.standing(snapshot),
             )
         )
         ended = [*snapshot.workloads, *self._cache.departed.values()]

@@ -18,7 +18,7 @@ from planning.reservation_status import Standing
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """`at`: seconds since the epoch. `waiting`: workloads by the reason why they wait for a place."""
+    """`at`: seconds since the epoch. `waiting`: workloads by the reason why they wait. `gangs`: by state."""
 
     at: float
     queued: int
@@ -26,6 +26,7 @@ class Round:
     waiting: Mapping[str, int]
     tenants: tuple[Tenant, ...]
     reservations: tuple[Standing, ...]
+    gangs: Mapping[str, int]
 
 
 _rounds: list[Round] = []
@@ -42,6 +43,10 @@ def _whole(of: Callable[[Round], float]) -> Callable[[CallbackOptions], Iterable
 
 def _by_reason(_: CallbackOptions) -> Iterable[Observation]:
     return [Observation(count, {"reason": why}) for latest in _rounds for why, count in latest.waiting.items()]
+
+
+def _by_state(_: CallbackOptions) -> Iterable[Observation]:
+    return [Observation(count, {"state": state}) for latest in _rounds for state, count in latest.gangs.items()]
 
 
 def _by_tenant(of: Callable[[Tenant], float | None]) -> Callable[[CallbackOptions], Iterable[Observation]]:
@@ -73,6 +78,7 @@ _meter.create_observable_gauge(
 _meter.create_observable_gauge(
     "berth_waiting_workloads", [_by_reason], description="GPUWorkloads waiting for a place, by reason"
 )
+_meter.create_observable_gauge("berth_gangs", [_by_state], description="Gangs, by how far they are")
 _meter.create_observable_gauge(
     "berth_promises_in_flight",
     [_whole(lambda latest: latest.in_flight)],
@@ -115,4 +121,9 @@ _meter.create_observable_gauge(
     "berth_reservation_gpus_lent",
     [_by_reservation(lambda each: each.lent)],
     description="GPUs of a GPUReservation that others hold who can be stopped",
+)
+_meter.create_observable_gauge(
+    "berth_reservation_gpus_missing",
+    [_by_reservation(lambda each: each.missing)],
+    description="GPUs that a GPUReservation lacks whose window has begun or is about to",
 )

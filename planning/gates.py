@@ -52,6 +52,21 @@ def is_gang(view: WorkloadView, job: JobView) -> bool:
     return bool(job.places) and view.spec is not None and gang_of(view.spec) is not None
 
 
+def standing(snapshot: Snapshot) -> dict[str, int]:
+    """How many gangs are waiting for places, starting (they have them, but not all of their pods run), and running."""
+    live = {(job.namespace, job.workload_uid): job for job in snapshot.jobs if not (job.finished or job.preempted)}
+    found = dict.fromkeys(("waiting", "starting", "running"), 0)
+    for view in snapshot.workloads:
+        if view.spec is None or view.spec.replicas == 1 or view.finished or view.deleting:
+            continue
+        job = live.get((view.namespace, view.uid))
+        if job is not None:
+            found["running" if job.ready else "starting"] += 1
+        elif view.phase != "Pending":
+            found["waiting"] += 1
+    return found
+
+
 def pins(found: Sequence[Start], nodes: Mapping[str, NodeView], demands: Demands, but: Set[str]) -> Iterator[Pin]:
     """Gangs of which all pods are there and some are still gated, `but` those Jobs, by UID."""
     for start in found:

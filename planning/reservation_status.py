@@ -28,7 +28,8 @@ from planning.windows import ReservationView, Window, where
 @dataclass(frozen=True, slots=True)
 class Standing:
     """A GPUReservation at one moment. `reserved`: the GPUs that it is sure to have; `lent`: those of them that others
-    hold who can be stopped; `waiting`: workloads. `window` is None once it has ended, and where it is not valid.
+    hold who can be stopped; `waiting`: workloads; `missing`: the GPUs that it lacks, once its nodes are cleared.
+    `window` is None once it has ended, and where it is not valid.
     """
 
     view: ReservationView
@@ -37,6 +38,7 @@ class Standing:
     used: int = 0
     lent: int = 0
     waiting: int = 0
+    missing: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ def standings(snapshot: Snapshot, recorded: Mapping[str, Mapping[str, int]], set
         and (window := known.of(view)) is not None
         and all(job.preempted for job in mine.jobs.get((view.namespace, view.uid), ()))
     )
-    return [_standing(view, known, waiting[view.name]) for view in snapshot.reservations]
+    return [_standing(view, known, waiting[view.name], snapshot.now) for view in snapshot.reservations]
 
 
 def lagging_reservations(
@@ -103,12 +105,14 @@ def shown_nodes(snapshot: Snapshot) -> dict[str, dict[str, int]]:
     return found
 
 
-def _standing(view: ReservationView, known: Reservations, waiting: int) -> Standing:
+def _standing(view: ReservationView, known: Reservations, waiting: int, now: float) -> Standing:
     window = known.named(view.name)
     if window is None:
         return Standing(view, None)
     used = sum(room.gpus for room in window.used.values())
-    return Standing(view, window, known.kept_now(window), used, known.lent(window), waiting)
+    kept = known.kept_now(window)
+    missing = max(0, window.gpus - kept) if now >= window.opens else 0
+    return Standing(view, window, kept, used, known.lent(window), waiting, missing)
 
 
 def _status(each: Standing, now: float) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from activities import round_metrics
 from activities.planner import Planner
 from activities.signatures import DecideRequest
 from berth.telemetry import meter_provider
-from planning.model import Ledger, Snapshot
+from planning.model import Ledger, Snapshot, WorkloadView
 from tests.activities.test_planner import Cache
 from tests.planning.builders import NOW, job, node, pod, quota, reservation, snapshot, workload
 
@@ -67,14 +67,15 @@ async def test_tenants_and_reasons_are_read_as_the_last_round_found_them(read: R
         'berth_tenant_gpus_used{tenant="free"}': 0, 'berth_tenant_gpus_borrowed{tenant="free"}': 0,
         'berth_tenant_waiting{tenant="free"}': 0, 'berth_tenant_share{tenant="free"}': 0,
     }  # fmt: skip
-    assert {name: value for name, value in found.items() if name not in tenants} == {
+    gangs = {name: value for name, value in found.items() if name.startswith("berth_gangs")}
+    assert {name: value for name, value in found.items() if name not in tenants | gangs} == {
         "berth_queue_depth": 2,
         "berth_promises_in_flight": 0,
         'berth_waiting_workloads{reason="WaitingForCapacity"}': 1,
         'berth_waiting_workloads{reason="WaitingForQuota"}': 1,
     }
     await round_(snapshot([node("n", 4)]))
-    assert {name for name in read() if "{" in name} == set(), "they went with the GPUQuotas and the workloads"
+    assert {name for name in read() if "{" in name} == gangs.keys(), "they went with the GPUQuotas and the workloads"
 
 
 async def test_who_was_left_to_the_next_round_is_counted_as_such(read: Read) -> None:
@@ -92,6 +93,32 @@ async def test_reservations_are_read_until_they_end(read: Read) -> None:
         'berth_reservation_gpus_reserved{reservation="r"}': 3,
         'berth_reservation_gpus_used{reservation="r"}': 2,
         'berth_reservation_gpus_lent{reservation="r"}': 0,
+        'berth_reservation_gpus_missing{reservation="r"}': 0,
     }
     await round_(snapshot([node("n", 4)], reservations=[keeps], now=NOW + 100))
     assert not [name for name in read() if "reservation=" in name]
+
+
+async def test_a_reservation_lacks_gpus_only_when_it_needs_them(read: Read) -> None:
+    later = [reservation(name, gpus=6, start=at, end=at + 900) for name, at in (("soon", 30), ("later", 5000))]
+    await round_(snapshot([node("n", 4)], reservations=later))
+    missing = {name: value for name, value in read().items() if "missing" in name}
+    assert missing == {
+        'berth_reservation_gpus_missing{reservation="soon"}': 2,
+        'berth_reservation_gpus_missing{reservation="later"}': 0,
+    }
+
+
+async def test_gangs_are_told_by_how_far_they_are(read: Read) -> None:
+    def gang(uid: str, **changes: Any) -> WorkloadView:
+        return workload(uid, 1, spec={"replicas": 2}, **changes)
+
+    jobs = [job("runs", "n", places=(("n", 2),), ready=True), job("starts", "n", places=(("n", 2),)),
+            job("ended", "n", places=(("n", 2),), finished="Failed")]  # fmt: skip
+    views = [gang("runs"), gang("starts"), gang("ended"), gang("new"), gang("refused", status={"phase": "Pending"}),
+             gang("gone", deleting=True), workload("single", 8)]  # fmt: skip
+    await round_(snapshot([node("n", 4)], views, jobs=jobs))
+    told = {name: value for name, value in read().items() if name.startswith("berth_gangs")}
+    assert told == {
+        'berth_gangs{state="waiting"}': 2, 'berth_gangs{state="starting"}': 1, 'berth_gangs{state="running"}': 1,
+    }  # fmt: skip
