@@ -355,11 +355,6 @@ class GPUWorkloadSpec(CRDModel):
                     "message": "must be at most replicas",
                 },
                 {
-                    "rule": "!has(self.reservation) || self.replicas == 1",
-                    "fieldPath": ".reservation",
-                    "message": "cannot be combined with replicas above 1",
-                },
-                {
                     "rule": "!has(self.gpuFraction) || (self.gpuCount == 1 && !has(self.gpuResource))",
                     "message": _ONE_SEAT,
                 },
@@ -369,8 +364,6 @@ class GPUWorkloadSpec(CRDModel):
 
     @model_validator(mode="after")
     def _replicas_agree(self) -> Self:
-        if self.reservation is not None and self.replicas > 1:
-            raise ValueError(f"reservation cannot be combined with replicas above 1, and they are {self.replicas}")
         if self.min_replicas is not None and self.min_replicas > self.replicas:
             raise ValueError(f"minReplicas must be at most replicas ({self.replicas}), not {self.min_replicas}")
         return self

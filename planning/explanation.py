@@ -262,6 +262,8 @@ def _reserved(
     known.as_recorded(snapshot, held)
     window, need, kept = known.of(view), shape.requests, dict[str, str]()
     if window is not None:
+        for name, there in left.items():
+            there.gpus = min(there.gpus, max(0, window.left(name)))
         others = (node.name for node in snapshot.nodes if window.left(node.name) < need.gpus)
         return left, {name: f"without {show_gpus(need.gpus)} left of GPUReservation {window.name}" for name in others}
     deadline = view.spec.active_deadline_seconds if view.spec else None

@@ -14,7 +14,7 @@ from crds.settings import Settings
 from planning import strategies
 from planning.capacity import Room
 from planning.demand import learned
-from planning.filters import Constraints, Shape, able_when_empty, explain_never, explain_now, lacking, refusal
+from planning.filters import Constraints, Shape, able_when_empty, explain_never, explain_now, lacking, refusal, slots
 from planning.fleet import Place
 from planning.memory import Memory
 from planning.model import NodeView, Resources, Snapshot, Turn, WorkloadView
@@ -145,10 +145,20 @@ class Floor:
         self.hold_reserved(wish, window, node)
         return node
 
-    def hold_reserved(self, wish: Wish, window: Window, node: str) -> None:
-        """The request holds GPUs of its window there from now on, or will when who is being stopped is gone."""
-        window.used.setdefault(node, Room(0, 0, 0, 0)).give_back(wish.shape.requests)
-        self.claims[node].free.take(wish.shape.requests)
+    def slots_reserved(self, wish: Wish, window: Window) -> dict[str, int]:
+        """How many such requests hold GPUs of their window now, by node."""
+        found = {}
+        for node in self.suited(wish.shape, window):
+            free = slots(wish.shape.requests, self.claims[node.name].free)
+            if count := min(free, window.slots(node.name, wish.shape.requests.gpus)):
+                found[node.name] = count
+        return found
+
+    def hold_reserved(self, wish: Wish, window: Window, node: str, pods: int = 1) -> None:
+        """So many requests hold GPUs of their window there from now on, or will when who is being stopped is gone."""
+        held = times(wish.shape.requests, pods)
+        window.used.setdefault(node, Room(0, 0, 0, 0)).give_back(held)
+        self.claims[node].free.take(held)
         self._true_up(node)
 
     def suited(self, shape: Shape, window: Window) -> Iterator[NodeView]:
@@ -239,7 +249,7 @@ class Floor:
         what comes free later is nobody's yet.
         """
         claim = self.claims.get(node)
-        free = replace(self.left[node] if claim is None else claim.free)
+        free = (self.left[node] if claim is None else claim.free).copy()
         for kept in self._kept_on.get(node, ()):
             now, amount = free.copy(), kept.amount
             now.give_back(amount)

@@ -18,6 +18,7 @@ from planning.floor import Floor, Kept, Wish, beyond
 from planning.model import NodeView, Places, Resources
 from planning.places import Gang, times
 from planning.strategies import StrategyError
+from planning.windows import Window, where
 
 # By the value of the topology's label ('' where the node lacks it, or none is asked for), by node: pods that it holds.
 Slots = dict[str, dict[str, int]]
@@ -51,6 +52,33 @@ def place(
             raise
         places += sorted(Counter(each.node for each in found[first:]).items())
     return tuple(places)
+
+
+def place_reserved(floor: Floor, wish: Wish, gang: Gang, most: int, window: Window, avoided: Collection[str]) -> Places:
+    """The same on the GPUs of the gang's window, on as few nodes as possible; the `avoided` ones come last."""
+    nodes = {node.name: node for node in floor.nodes if node.name in window.nodes}
+    free: Slots = {}
+    for name, count in floor.slots_reserved(wish, window).items():
+        free.setdefault(domain_of(gang, nodes[name]), {})[name] = count
+    places: list[tuple[str, int]] = []
+    for domain, pods in _parts(gang, most, free):
+        here, chosen = free[domain], list[tuple[str, int]]()
+        for name in sorted(here, key=lambda name: (name in avoided, -here[name], name)):
+            if share := min(here[name], pods):
+                floor.hold_reserved(wish, window, name, share)
+                chosen.append((name, share))
+                pods -= share
+        places += sorted(chosen)
+    return tuple(places)
+
+
+def when_its_window_is_full(floor: Floor, wish: Wish, gang: Gang, window: Window) -> str:
+    """What a gang is told whose window has begun and has not enough left for it."""
+    free, need = sum(floor.slots_reserved(wish, window).values()), wish.shape.requests
+    kept = sum(window.slots(name, need.gpus) for name in window.nodes)
+    text = f"needs {_asks(wish.shape, gang)}" + (f" in one {_level(gang)}" if gang.required else "")
+    left = f"what is left of the {show_gpus(window.gpus)} of GPUReservation {window.name} has room for {kept} of them"
+    return f"{text}; {left}, now for {free}; {where(window)}"
 
 
 def _undo(floor: Floor, wish: Wish, found: Iterable[Place]) -> None:

@@ -181,7 +181,7 @@ class Preemptor:
                 self._leaving.append(Holding(each.view.namespace, each.view.uid, node, held, True))
         for node, pods in found.places.items():
             if wish.window is not None:
-                self._floor.hold_reserved(wish, wish.window, node)
+                self._floor.hold_reserved(wish, wish.window, node, pods)
             else:
                 self._floor.reserve(wish, node, times(wish.shape.requests, pods))
         self._books.take(wish.view.namespace, wish.need, firm=firm(wish.view))
@@ -194,17 +194,19 @@ class Preemptor:
         with self._without(chosen):
             if not self._enough_quota(wish, chosen, head):
                 return None
-            if wish.gang is not None:
-                return self._for_gang(wish, wish.gang, chosen, head)
             window, shape = wish.window, wish.shape
             nodes = self._floor.allowed(shape) if window is None else self._floor.suited(shape, window)
+            if wish.gang is not None:
+                return self._for_gang(nodes, wish, wish.gang, chosen, head)
             options = [each for node in nodes if (each := self._on(node, wish, chosen, head))]
             return min(options, key=lambda each: (_price(each), *each.places), default=None)
 
-    def _for_gang(self, wish: Wish, gang: Gang, chosen: list[Candidate], head: bool) -> Clearing | None:
+    def _for_gang(
+        self, suited: Iterable[NodeView], wish: Wish, gang: Gang, chosen: list[Candidate], head: bool
+    ) -> Clearing | None:
         """The cheapest domain, where all must be in one; else all nodes are."""
         domains: dict[str, list[NodeView]] = {}
-        for node in self._floor.allowed(wish.shape):
+        for node in suited:
             domains.setdefault(domain_of(gang, node) if gang.required else "", []).append(node)
         if gang.required:
             domains.pop("", None)
@@ -261,7 +263,8 @@ class Preemptor:
         left, going = free.copy(), list[Candidate]()
         before = self._slots(node, wish, left)
         for each in self._by_node.get(node, ()):
-            if each in stopped or not self._entitled(wish, each, head):
+            entitled = self._entitled(wish, each, head) or self._uses_its_window(wish, each, node)
+            if each in stopped or not entitled:
                 continue
             going.append(each)
             left.give_back(each.held[node])
@@ -374,6 +377,8 @@ class Preemptor:
     def _slots(self, node: str, wish: Wish, free: Room) -> int:
         """How many of the workload's pods fit there."""
         need, allowed = wish.shape.requests, self._allowed(node, wish)
+        if wish.window is not None:
+            return min(slots(need, free), wish.window.slots(node, need.gpus))
         return slots(need, free) if allowed is None else min(slots(need, free), slots(need, allowed))
 
     def _uses_its_window(self, wish: Wish, each: Candidate, node: str) -> bool:

@@ -175,11 +175,11 @@ class Turns:
                 return
         else:
             before = None
-        if wish.window is not None:
-            self._in_its_window(wish, wish.window)
-            return
         if wish.gang is not None and not self._affords(wish.gang):
             told.reasons[NEXT_ROUND] += 1
+            return
+        if wish.window is not None:
+            self._in_its_window(wish, wish.window)
             return
         avoided = self.ledger.avoided.get(view.uid) if view.uid not in self.reconsidered else None
         try:
@@ -207,19 +207,29 @@ class Turns:
 
     def _in_its_window(self, wish: Wish, window: Window) -> None:
         """A place on its reservation's GPUs; while the window is only about to begin, nobody else gets that."""
-        avoided = self.ledger.avoided.get(wish.view.uid)
-        node = self.floor.take_reserved(wish, window, avoided.nodes if avoided else ())
+        known, gang = self.ledger.avoided.get(wish.view.uid), wish.gang
+        avoided = known.nodes if known else ()
+        places: Places = ()
+        if gang is None:
+            node = self.floor.take_reserved(wish, window, avoided)
+        else:
+            places = gangs.place_reserved(self.floor, wish, gang, self._most(wish, gang), window, avoided)
+            node = places[0][0] if places else ""
         waits: Callable[[], str] = partial(before_it_begins, window)
         if node:
-            self.books.take(wish.view.namespace, wish.shape.requests, firm=firm(wish.view))
+            taken = times(wish.shape.requests, pods_in(places)) if places else wish.shape.requests
+            self.books.take(wish.view.namespace, taken, firm=firm(wish.view))
             if window.during(self.now):
-                place = replace(_assignment(wish, node, BY_RESERVATION), backfill=window.end)
+                place = replace(_assignment(wish, node, BY_RESERVATION, places), backfill=window.end)
                 self.told.decision.assignments.append(place)
+                self.told.left -= self._cost(pods_in(places))
                 return
         elif self._cleared(wish, head=False):
             return
         elif window.during(self.now):
             waits = partial(when_all_is_used, window, wish.shape.requests.gpus)
+            if gang is not None:
+                waits = partial(gangs.when_its_window_is_full, self.floor, wish, gang, window)
         self.told.waits(wish.view, status.WAITING_FOR_RESERVATION, waits)
 
     def _never(self, wish: Wish) -> str:

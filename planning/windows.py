@@ -69,6 +69,10 @@ class Window:
         """The GPUs on the node that are kept and not in use."""
         return self.nodes.get(node, 0) - self.uses(node)
 
+    def slots(self, node: str, gpus: int) -> int:
+        """How many requests for so many GPUs what is left there suffices for."""
+        return max(0, self.left(node)) // gpus
+
     def holds(self, node: str) -> int:
         """The GPUs on the node that no other reservation may have."""
         return max(self.nodes.get(node, 0), self.uses(node))

@@ -163,7 +163,32 @@ async def a_wrong_reservation_says_where_and_why(tenant: Tenant) -> None:
     await eventually(not_for_us, 20, lambda: "a namespace that it does not name may use it")
 
 
-STORIES: tuple[Story, ...] = (who_borrowed_makes_way_in_time, a_wrong_reservation_says_where_and_why)
+async def a_gang_gets_all_of_its_places_from_its_reservation(tenant: Tenant) -> None:
+    nodes = [await tenant.node(name, 2) for name in "ab"]
+    await tenant.apply("lent", 2, run="600s", preemptible=True, nodeSelector={"kubernetes.io/hostname": nodes[0]})
+    await tenant.until("lent", phase="Running", assignedNode=nodes[0])
+    name = await reserve(tenant, "r", 4, time.time() - 5, 150, gpusPerNode=2)
+    await until(tenant, name, phase="Active", reserved=4)
+    kept = [each["name"] for each in (await tenant.kube.get(GPURESERVATIONS, name))["status"]["nodes"]]
+    await tenant.apply("gang", 1, run="20s", replicas=4, reservation=name)
+    running = await tenant.until("gang", phase="Running", placedReplicas=4, seconds=60)
+    assert running["status"]["nodes"] == [{"name": node, "pods": 2} for node in sorted(kept)]
+    await until(tenant, name, used=4)
+    await tenant.apply("later", 1, run="1s", replicas=2, reservation=name)
+    waiting = await tenant.until("later", phase="Scheduling")
+    assert condition(waiting, "Scheduled")["reason"] == "WaitingForReservation"
+    assert waiting["status"]["message"].startswith(
+        f"needs 2 pods with 1 GPU each; what is left of the 4 GPUs of GPUReservation {name} has room for 0 of them"
+    )
+    for each in ("gang", "later"):
+        await tenant.until(each, phase="Succeeded", seconds=60)
+
+
+STORIES: tuple[Story, ...] = (
+    who_borrowed_makes_way_in_time,
+    a_wrong_reservation_says_where_and_why,
+    a_gang_gets_all_of_its_places_from_its_reservation,
+)
 
 
 @pytest.mark.parametrize("story", [story.__name__ for story in STORIES])

@@ -270,3 +270,18 @@ def test_it_tells_what_reservations_keep_it_off_and_when_a_window_begins() -> No
     named = told(snapshot(nodes, [workload("w", 4, spec={"reservation": "r"}), workload("f", 8)], **there))
     assert {each.name: each.why for each in named.nodes} == {"a": "without 4 GPUs left of GPUReservation r", "b": ""}
     assert named.message.startswith("GPUReservation r begins at") and named.start == (600.0, 600.0)
+
+
+def test_of_a_gang_that_names_a_reservation_it_tells_how_many_fit_there() -> None:
+    keeps = reservation("r", gpus=5, start=0, end=1200)
+    shown = replace(keeps, status={"nodes": [{"name": "b", "gpus": 5}]})
+    gang = workload("w", 2, spec={"reservation": "r", "replicas": 3})
+    found = told(snapshot([node("a", 8), node("b", 8)], [gang], reservations=[shown]))
+    assert {each.name: (each.why, each.fits) for each in found.nodes} == {
+        "a": ("without 2 GPUs left of GPUReservation r", 0),
+        "b": ("", 2),
+    }
+    assert found.message == (
+        "needs 3 pods with 2 GPUs each; what is left of the 5 GPUs of GPUReservation r has room for 2 of them, now for "
+        "2; 5 GPUs are kept on node b"
+    )
