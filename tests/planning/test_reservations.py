@@ -639,6 +639,19 @@ def test_a_gang_in_its_window_starts_as_a_whole_or_with_as_many_as_it_may() -> N
         assert (dict(there.jobs["g"].places) if "g" in there.jobs else {}) == running
 
 
+def test_for_a_gang_only_as_many_are_stopped_as_it_needs_and_then_nobody_stops_it() -> None:
+    there = cluster(node("a", 4), node("b", 4), keeps=[reservation("r", gpus=8, start=10, end=HOUR)])
+    there.add(*(named(f"p{i}", 2, **FREE) for i in range(4)))
+    there.settle()
+    there.add(holder("g", 1, replicas=4, priority="low"))
+    later(there, 20)
+    assert len(there.stopped) == 2 and "g" in there.running
+    there.now += 600
+    there.add(named("high", 4, priority="high"))
+    later(there, 700)
+    assert "g" in there.running and len(there.stopped) == 2
+
+
 def test_a_gang_that_must_be_in_one_domain_finds_it_among_the_nodes_of_its_window() -> None:
     near = {"level": "rack", "mode": "Required"}
     nodes = [replace(node(name, 4), labels={"rack": rack}) for name, rack in (("a", "1"), ("b", "2"), ("c", "2"))]
