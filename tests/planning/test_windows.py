@@ -65,6 +65,8 @@ def arrivals(draw: st.DrawFn) -> list[tuple[int, WorkloadView, float]]:
         if draw(st.booleans()):
             spec["activeDeadlineSeconds"] = int(run) + draw(st.integers(1, 100))
         size, namespace = draw(st.sampled_from([1, 1, 2, 3, 4, 8])), draw(st.sampled_from("ab"))
+        if "reservation" in spec and size <= 4:
+            spec |= draw(st.sampled_from([{}, {"replicas": 2}, {"replicas": 4, "minReplicas": 2}]))
         if "gpuResource" in spec:
             size, run = min(size, 4), min(run, 90.0)
         found.append((come, workload(f"w{i}", size, spec=spec, namespace=namespace, created=NOW + STEP * come), run))
@@ -96,8 +98,8 @@ class Judge:
     def used(self, name: str, of: str = "") -> int:
         """GPUs on the node in the hands of those who are in their window: all, or those of one reservation."""
         found = 0
-        for uid, pod in self.there.pods.items():
-            window = self.window(self.there.workloads[uid])
+        for pod in self.there.pods.values():
+            window = self.window(self.there.workloads[pod.workload_uid])
             if pod.node == name and window is not None and of in ("", window.name):
                 found += pod.requests.of("")
         return found
@@ -105,8 +107,8 @@ class Judge:
     def stays(self, name: str, moment: float) -> int:
         """GPUs on the node of others who can neither be stopped nor will have ended by then."""
         found = 0
-        for uid, pod in self.there.pods.items():
-            view, job = self.there.workloads[uid], self.there.jobs[uid]
+        for pod in self.there.pods.values():
+            view, job = self.there.workloads[pod.workload_uid], self.there.jobs[pod.workload_uid]
             assert view.spec is not None
             deadline = view.spec.active_deadline_seconds
             ends = deadline is not None and (job.started or 0) + deadline <= moment
@@ -142,20 +144,23 @@ class Judge:
                 continue
             if uid not in workloads or window.name not in reservations:
                 continue
-            going = {who for who, job in self.there.jobs.items() if job.preempted and who in self.there.pods}
+            there = {pod.workload_uid for pod in self.there.pods.values()}
+            going = {who for who, job in self.there.jobs.items() if job.preempted and who in there}
             served = {_for_whom(why) for who, why in self.there.stopped if who in going}
             peers = {each for each in served & set(self.there.workloads) if self.same_window(each, window)}
             begins = window.spec is not None and self.there.now == window.spec.starts
             after_another = any(self.there.workloads[who].spec.reservation for who in going)  # type: ignore[union-attr]
             if peers and (peers - workloads or after_another or not begins):
                 continue
-            need, begin = view.spec.gpu_count, self.there.now
+            need, begin, fits = view.spec.gpu_count, self.there.now, 0
             for each in self.there.nodes:
                 kept = self.there.ledger.reserved.get(window.uid, {}).get(each.name, 0) - self.used(
                     each.name, window.name
                 )
                 free = each.allocatable.of("") - self.stays(each.name, begin) - self.used(each.name)
-                assert need > min(kept, free), f"{uid} waits, though {each.name} has {kept} kept and {free} free for it"
+                fits += max(0, min(kept, free)) // need
+            least = view.spec.min_replicas or view.spec.replicas
+            assert fits < least, f"{uid} waits, though {fits} of its pods have room that is kept for it"
 
 
 @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
