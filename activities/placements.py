@@ -36,11 +36,18 @@ from activities.patience import ATTEMPTS, TRANSIENT, cut, may_pass
 from activities.signatures import CARRY_OUT, STATUS_LIMIT, TASK_QUEUE, CarriedOut, CarryOut, Versions, WorkloadRef
 from activities.taking_back import TakingBack
 from activities.tracing import workload_span
-from activities.writes import add_finalizer, delete_job, reference, write_cluster_status, write_status
+from activities.writes import (
+    add_finalizer,
+    delete_job,
+    mark_withdrawn,
+    reference,
+    write_cluster_status,
+    write_status,
+)
 from crds.gpureservation import KIND as RESERVATION
 from crds.gpuworkload import API_VERSION
 from kube.client import KubeClient
-from kube.errors import AlreadyExists, Invalid, KubeError, NotFound, TooLarge
+from kube.errors import AlreadyExists, Conflict, Invalid, KubeError, NotFound, TooLarge
 from kube.events import EventRecorder
 from kube.resources import GPUQUOTAS, GPURESERVATIONS, GPUWORKLOADS, JOBS, ObjectRef
 from planning import jobs, status
@@ -100,6 +107,10 @@ async def _heartbeat() -> None:
     while True:
         activity.heartbeat()
         await asyncio.sleep(5)
+
+
+class _Changed(Exception):
+    """The Job that was to go on is no longer as it was decided upon."""
 
 
 def _refusal(assignment: Assignment, refused: Exception) -> Verdict:
@@ -223,10 +234,12 @@ class Placements:
         with workload_span(_tracer, "create Job", view.uid, {"k8s.node.name": assignment.node}):
             manifest = jobs.job_manifest(view, assignment, self._cache.settings)
             try:
-                job = job_view(await self._kube.create(JOBS, manifest, view.namespace))
+                raw = await self._resume(assignment, manifest)
+                how = "created" if raw is None else "resumed"
+                job = job_view(raw or await self._kube.create(JOBS, manifest, view.namespace))
             except NotFound:  # the namespace is going
                 return None
-            except AlreadyExists:
+            except (AlreadyExists, _Changed):
                 return await self._job(assignment)
         _scheduled.add(1, {"strategy": assignment.strategy})
         if assignment.turn.attempt == 0:
@@ -236,9 +249,34 @@ class Placements:
             type="Normal",
             reason="Scheduled",
             action="Place",
-            note=f"Job {assignment.job_name} was created {_on(assignment)} ({assignment.strategy})",
+            note=f"Job {job.name if job else ''} was {how} {_on(assignment)} ({assignment.strategy})",
         )
         return job
+
+    async def _resume(self, assignment: Assignment, manifest: jobs.Manifest) -> dict[str, Any] | None:
+        """The stopped Job, now this turn's; None: there is none, and a new one is to be made. What the API server does
+        not let go on is deleted first.
+        """
+        stopped = assignment.resumes
+        if stopped is None:
+            return None
+        try:
+            body = jobs.resumed(manifest, stopped, time.time())
+            return await self._kube.merge_patch(JOBS, stopped.name, assignment.namespace, body)
+        except NotFound:
+            return None
+        except Conflict:
+            raise _Changed from None
+        except TRANSIENT:
+            raise
+        except KubeError as refused:
+            log.info("Job %s/%s is replaced: %s", assignment.namespace, stopped.name, cut(refused))
+        there = assignment.namespace, stopped.name, stopped.uid
+        message = f"a new Job takes the place of {stopped.name}"
+        marked = await mark_withdrawn(self._kube, *there, message, version=stopped.version)
+        if marked is None or not await delete_job(self._kube, *there, finished=False, version=marked):
+            raise _Changed
+        return None
 
     async def _unchanged(self, assignment: Assignment) -> WorkloadView | None:
         """The workload as it was decided upon, now with berth's finalizer."""
@@ -269,15 +307,17 @@ class Placements:
 
     async def _job(self, assignment: Assignment) -> JobView | None:
         """This very turn's Job, if it exists and is there to stay. ValueError: the name is somebody else's."""
-        try:
-            job = job_view(await self._kube.get(JOBS, assignment.job_name, assignment.namespace))
-        except NotFound:
-            return None
-        if job is None or job.workload_uid != assignment.uid:
-            raise ValueError("a Job of that name exists and is not this workload's; delete or rename it")
         meant = assignment.turn.attempt, assignment.node, assignment.places
-        same = (job.attempt, job.node, job.places) == meant
-        return job if same and not job.deleting else None
+        for name in assignment.job_names:
+            try:
+                job = job_view(await self._kube.get(JOBS, name, assignment.namespace))
+            except NotFound:
+                continue
+            if job is None or job.workload_uid != assignment.uid:
+                raise ValueError("a Job of that name exists and is not this workload's; delete or rename it")
+            if (job.attempt, job.node, job.places) == meant and not job.deleting:
+                return job
+        return None
 
     async def _made_before(self, assignment: Assignment) -> JobView | None:
         """The Job of an assignment that is refused now, if an earlier try made it, whose result was lost. Raises what
