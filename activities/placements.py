@@ -33,21 +33,15 @@ from activities.messages import (
     workload_id,
 )
 from activities.patience import ATTEMPTS, TRANSIENT, cut, may_pass
+from activities.resuming import Changed, resume
 from activities.signatures import CARRY_OUT, STATUS_LIMIT, TASK_QUEUE, CarriedOut, CarryOut, Versions, WorkloadRef
 from activities.taking_back import TakingBack
 from activities.tracing import workload_span
-from activities.writes import (
-    add_finalizer,
-    delete_job,
-    mark_withdrawn,
-    reference,
-    write_cluster_status,
-    write_status,
-)
+from activities.writes import add_finalizer, delete_job, reference, write_cluster_status, write_status
 from crds.gpureservation import KIND as RESERVATION
 from crds.gpuworkload import API_VERSION
 from kube.client import KubeClient
-from kube.errors import AlreadyExists, Conflict, Invalid, KubeError, NotFound, TooLarge
+from kube.errors import AlreadyExists, Invalid, KubeError, NotFound, TooLarge
 from kube.events import EventRecorder
 from kube.resources import GPUQUOTAS, GPURESERVATIONS, GPUWORKLOADS, JOBS, ObjectRef
 from planning import jobs, status
@@ -79,7 +73,7 @@ log = logging.getLogger(__name__)
 CONCURRENCY = 32
 
 _meter = metrics.get_meter("berth.worker")
-_scheduled = _meter.create_counter("warp_gpuworkload_scheduled", description="Jobs created, by strategy")
+_scheduled = _meter.create_counter("warp_gpuworkload_scheduled", description="Jobs created or resumed, by strategy")
 _wait = _meter.create_histogram(
     "warp_gpuworkload_time_to_placement", unit="s", description="From a workload's creation to its first Job"
 )
@@ -107,10 +101,6 @@ async def _heartbeat() -> None:
     while True:
         activity.heartbeat()
         await asyncio.sleep(5)
-
-
-class _Changed(Exception):
-    """The Job that was to go on is no longer as it was decided upon."""
 
 
 def _refusal(assignment: Assignment, refused: Exception) -> Verdict:
@@ -234,12 +224,12 @@ class Placements:
         with workload_span(_tracer, "create Job", view.uid, {"k8s.node.name": assignment.node}):
             manifest = jobs.job_manifest(view, assignment, self._cache.settings)
             try:
-                raw = await self._resume(assignment, manifest)
+                raw = await resume(self._kube, assignment, manifest)
                 how = "created" if raw is None else "resumed"
                 job = job_view(raw or await self._kube.create(JOBS, manifest, view.namespace))
             except NotFound:  # the namespace is going
                 return None
-            except (AlreadyExists, _Changed):
+            except (AlreadyExists, Changed):
                 return await self._job(assignment)
         _scheduled.add(1, {"strategy": assignment.strategy})
         if assignment.turn.attempt == 0:
@@ -252,31 +242,6 @@ class Placements:
             note=f"Job {job.name if job else ''} was {how} {_on(assignment)} ({assignment.strategy})",
         )
         return job
-
-    async def _resume(self, assignment: Assignment, manifest: jobs.Manifest) -> dict[str, Any] | None:
-        """The stopped Job, now this turn's; None: there is none, and a new one is to be made. What the API server does
-        not let go on is deleted first.
-        """
-        stopped = assignment.resumes
-        if stopped is None:
-            return None
-        try:
-            body = jobs.resumed(manifest, stopped, time.time())
-            return await self._kube.merge_patch(JOBS, stopped.name, assignment.namespace, body)
-        except NotFound:
-            return None
-        except Conflict:
-            raise _Changed from None
-        except TRANSIENT:
-            raise
-        except KubeError as refused:
-            log.info("Job %s/%s is replaced: %s", assignment.namespace, stopped.name, cut(refused))
-        there = assignment.namespace, stopped.name, stopped.uid
-        message = f"a new Job takes the place of {stopped.name}"
-        marked = await mark_withdrawn(self._kube, *there, message, version=stopped.version)
-        if marked is None or not await delete_job(self._kube, *there, finished=False, version=marked):
-            raise _Changed
-        return None
 
     async def _unchanged(self, assignment: Assignment) -> WorkloadView | None:
         """The workload as it was decided upon, now with berth's finalizer."""

@@ -159,6 +159,6 @@ def on_node(old: NodeDigest | None, new: NodeDigest | None, jobs_on: Callable[[s
         workloads = tuple(
             WorkloadPoke(job.workload_uid, job.namespace, job.workload, begin=True, node=job.node)
             for job in jobs_on(node.name)
-            if not job.finished
+            if not job.finished and not job.halted
         )
     return Route(ledger=True, workloads=workloads)
