@@ -44,12 +44,9 @@ def withdrawals(snapshot: Snapshot, mine: Belongings, settings: Settings, ledger
         pods = _pods_of(job, mine)
         if job.preempted:
             view = living[job.workload_uid]
-            if not _is_single(view, job):
-                found.append(_stopped(job, view))
-            elif job.halted and not pods:  # else its controller is yet to say what it makes of it
-                keep = resumable(view, job)
-                if not keep or not turn_is_over(job, ledger):
-                    found.append(replace(_stopped(job, view), keep=keep))
+            keep = resumable(view, job)
+            if job.halted and not pods and not (keep and turn_is_over(job, ledger)):
+                found.append(replace(_stopped(job, view), keep=keep))
             continue
         if is_gang(living[job.workload_uid], job) or job.ready or (not pods and job.counted):
             continue
@@ -85,19 +82,15 @@ def resumable(view: WorkloadView, job: JobView) -> bool:
     run.
     """
     there = not (job.deleting or job.finished)
-    return there and job.halted and job.started is None and _is_single(view, job)
+    # Of a gang, some pods may have ended well and would stay so while the others begin anew; and how many it begins
+    # with may be another number.
+    single = view.spec is not None and view.spec.replicas == 1 and not job.places
+    return there and single and job.halted and job.started is None
 
 
 def turn_is_over(job: JobView, ledger: Ledger) -> bool:
     """Whether the ledger knows of a turn after this Job's."""
     return ledger.turns.get(job.workload_uid, Turn()).attempt > job.attempt
-
-
-def _is_single(view: WorkloadView, job: JobView) -> bool:
-    """Not a gang's. Of those, some pods may have ended well and would stay so while the others begin anew; and it may
-    begin with more or fewer.
-    """
-    return view.spec is not None and view.spec.replicas == 1 and not job.places
 
 
 def _stopped(job: JobView, view: WorkloadView) -> Withdrawal:
