@@ -1,7 +1,7 @@
 """SIGKILL at each step of a preemption: the one that is stopped loses no retry, the other gets its place, once each.
 
-The steps are those that others can see: a Job is suspended, its pods go, its turn is over, the other's Job is made and
-ends, the stopped one goes on.
+The steps are those that others can see: a Job is suspended, its pods go, the other's Job is made and ends, the stopped
+one goes on.
 """
 
 from __future__ import annotations
@@ -62,14 +62,9 @@ async def suspended(kube: KubeClient, pair: str) -> bool:
 
 
 async def pods_gone(kube: KubeClient, pair: str) -> bool:
+    """And the Job controller says so, which is what its turn's end waits for."""
     jobs, pods = await mine(kube, f"low-{pair}")
-    return any(job["spec"].get("suspend") for job in jobs) and not pods
-
-
-async def turn_over(kube: KubeClient, pair: str) -> bool:
-    """The workload was told so when it was stopped; its Job's controller has let go of it."""
-    jobs, _ = await mine(kube, f"low-{pair}")
-    return any((view := job_view(job)) is not None and view.halted for job in jobs)
+    return not pods and any((view := job_view(job)) is not None and view.halted for job in jobs)
 
 
 async def other_made(kube: KubeClient, pair: str) -> bool:
@@ -86,7 +81,7 @@ async def goes_on(kube: KubeClient, pair: str) -> bool:
     return any(job["metadata"]["labels"][ATTEMPT_LABEL] == "1" for job in jobs)
 
 
-STEPS: tuple[Seen, ...] = (asked, suspended, pods_gone, turn_over, other_made, other_ended, goes_on)
+STEPS: tuple[Seen, ...] = (asked, suspended, pods_gone, other_made, other_ended, goes_on)
 VICTIMS = ("worker", "temporal")
 
 
