@@ -167,8 +167,8 @@ def _queue(
             continue
         turn = ledger.turns.get(view.uid, Turn())
         jobs = mine.jobs.get((view.namespace, view.uid), ())
-        stopped = next((job for job in jobs if turn_is_over(job, ledger) and resumable(view, job)), None)
-        others = [job for job in jobs if job is not stopped]
+        stopped = next((job for job in jobs if resumable(view, job) and turn_is_over(job, ledger)), None)
+        others = jobs if stopped is None else [job for job in jobs if job is not stopped]
         if any(job.attempt >= turn.attempt or not (job.finished or job.deleting) for job in others):
             continue  # its Job is there, and tells what comes next; one that goes on is as good as its turn's
         found = _examine(view, turn, ledger, settings, snapshot, memory, reservations)

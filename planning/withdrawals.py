@@ -81,11 +81,11 @@ def resumable(view: WorkloadView, job: JobView) -> bool:
     (from 1.36 on) take that back when they suspend one. Where they do not, a deadline would also count from the earlier
     run.
     """
-    there = not (job.deleting or job.finished)
+    if not job.halted or job.started is not None or job.deleting or job.finished:
+        return False
     # Of a gang, some pods may have ended well and would stay so while the others begin anew; and how many it begins
     # with may be another number.
-    single = view.spec is not None and view.spec.replicas == 1 and not job.places
-    return there and single and job.halted and job.started is None
+    return view.spec is not None and view.spec.replicas == 1 and not job.places
 
 
 def turn_is_over(job: JobView, ledger: Ledger) -> bool:
