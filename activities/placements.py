@@ -33,6 +33,7 @@ from activities.messages import (
     workload_id,
 )
 from activities.patience import ATTEMPTS, TRANSIENT, cut, may_pass
+from activities.resuming import Changed, resume
 from activities.signatures import CARRY_OUT, STATUS_LIMIT, TASK_QUEUE, CarriedOut, CarryOut, Versions, WorkloadRef
 from activities.taking_back import TakingBack
 from activities.tracing import workload_span
@@ -72,7 +73,7 @@ log = logging.getLogger(__name__)
 CONCURRENCY = 32
 
 _meter = metrics.get_meter("berth.worker")
-_scheduled = _meter.create_counter("warp_gpuworkload_scheduled", description="Jobs created, by strategy")
+_scheduled = _meter.create_counter("warp_gpuworkload_scheduled", description="Jobs created or resumed, by strategy")
 _wait = _meter.create_histogram(
     "warp_gpuworkload_time_to_placement", unit="s", description="From a workload's creation to its first Job"
 )
@@ -227,10 +228,12 @@ class Placements:
         with workload_span(_tracer, "create Job", view.uid, {"k8s.node.name": assignment.node}):
             manifest = jobs.job_manifest(view, assignment, self._cache.settings)
             try:
-                job = job_view(await self._kube.create(JOBS, manifest, view.namespace))
+                raw = await resume(self._kube, assignment, manifest)
+                how = "created" if raw is None else "resumed"
+                job = job_view(raw or await self._kube.create(JOBS, manifest, view.namespace))
             except NotFound:  # the namespace is going
                 return None
-            except AlreadyExists:
+            except (AlreadyExists, Changed):
                 return await self._job(assignment)
         _scheduled.add(1, {"strategy": assignment.strategy})
         if assignment.turn.attempt == 0:
@@ -240,7 +243,7 @@ class Placements:
             type="Normal",
             reason="Scheduled",
             action="Place",
-            note=f"Job {assignment.job_name} was created {_on(assignment)} ({assignment.strategy})",
+            note=f"Job {job.name if job else ''} was {how} {_on(assignment)} ({assignment.strategy})",
         )
         return job
 
@@ -273,15 +276,17 @@ class Placements:
 
     async def _job(self, assignment: Assignment) -> JobView | None:
         """This very turn's Job, if it exists and is there to stay. ValueError: the name is somebody else's."""
-        try:
-            job = job_view(await self._kube.get(JOBS, assignment.job_name, assignment.namespace))
-        except NotFound:
-            return None
-        if job is None or job.workload_uid != assignment.uid:
-            raise ValueError("a Job of that name exists and is not this workload's; delete or rename it")
         meant = assignment.turn.attempt, assignment.node, assignment.places
-        same = (job.attempt, job.node, job.places) == meant
-        return job if same and not job.deleting else None
+        for name in assignment.job_names:
+            try:
+                job = job_view(await self._kube.get(JOBS, name, assignment.namespace))
+            except NotFound:
+                continue
+            if job is None or job.workload_uid != assignment.uid:
+                raise ValueError("a Job of that name exists and is not this workload's; delete or rename it")
+            if (job.attempt, job.node, job.places) == meant and not job.deleting:
+                return job
+        return None
 
     async def _made_before(self, assignment: Assignment) -> JobView | None:
         """The Job of an assignment that is refused now, if an earlier try made it, whose result was lost. Raises what

@@ -1,7 +1,8 @@
 """Takes Jobs back, as a recorded decision says: those that found no place, and those whose place goes to another.
 
 For the activity that carries out a round. A Job that runs is suspended first, so that its pods end as they would on a
-node that is drained; when they are gone, a later round withdraws it. Each step can be repeated.
+node that is drained; when they are gone, a later round withdraws it, or keeps it for its next turn. Each step can be
+repeated.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class TakingBack:
         """Takes the Job back and tells why, which the workload's own workflow leaves to the ledger. False: it has
         found its place meanwhile, or ended; decide again.
         """
-        if not await self._take_back(withdrawal):
+        if not withdrawal.keep and not await self._take_back(withdrawal):
             return False
         view = self._cache.workloads.items.get(withdrawal.uid)
         if withdrawal.reason == PREEMPTED and view is not None and status.shows(view, PREEMPTED):

@@ -18,7 +18,7 @@ from activities.cache import ClusterCache, restored_to
 from activities.endings import tell
 from activities.messages import PlacementState, Requeue, placement_attributes, placement_id
 from activities.signatures import FOLLOW, HAND_BACK, TASK_QUEUE, Followed, FollowRequest, HandBack
-from activities.writes import delete_job, remove_finalizer, write_status
+from activities.writes import delete_job, delete_job_before, remove_finalizer, write_status
 from kube.client import KubeClient
 from kube.errors import NotFound
 from kube.events import EventRecorder
@@ -123,7 +123,10 @@ class Workloads:
                     await self._kube.merge_patch(JOBS, step.job_name, namespace, body)
                 return Followed("wait", step.phase, step.message, step.turn, node=step.node)
             case "queued":
-                await self._delete(step, namespace, request.ref.uid)
+                left_over = {job.uid for job in step.delete}
+                for job in self._cache.jobs_of(namespace, request.ref.uid):
+                    if job.uid in left_over:
+                        await delete_job_before(self._kube, job, request.turn.attempt)
                 if request.turn.attempt > 0:
                     # Should the ledger have lost count (somebody ended it), it must not begin at 0 again.
                     await self._requeue(request.ref.uid, request.turn, "default")
@@ -155,7 +158,7 @@ class Workloads:
         await self._requeue(back.ref.uid, back.turn, back.pool)
         for job in self._cache.jobs_of(back.ref.namespace, back.ref.uid):
             if job.attempt < back.turn.attempt:
-                await delete_job(self._kube, job.namespace, job.name, job.uid, finished=bool(job.finished))
+                await delete_job_before(self._kube, job, back.turn.attempt)
 
     async def _requeue(self, uid: str, turn: Turn, pool: str) -> None:
         await self._temporal.start_workflow(

@@ -11,8 +11,9 @@ from crds.gpuworkload import API_VERSION, KIND
 from kube.client import KubeClient, Propagation
 from kube.errors import Conflict, Invalid, NotFound
 from kube.resources import GPUWORKLOADS, JOBS, ObjectRef, Resource
-from planning.model import QuotaView, WorkloadView
+from planning.model import JobView, QuotaView, WorkloadView
 from planning.naming import FINALIZER, PREEMPTED_ANNOTATION, WITHDRAWN_ANNOTATION
+from planning.views import job_view
 from planning.windows import ReservationView
 
 # Writes a workload's status, so that the cache knows it too; the object as it is then, or None as `write_status` does.
@@ -139,3 +140,18 @@ async def delete_job(
     except (NotFound, Conflict):
         return False
     return True
+
+
+async def delete_job_before(kube: KubeClient, job: JobView, attempt: int) -> None:
+    """Deletes a Job of a turn before `attempt`. It may be that turn's by now, if it had been stopped: then it stays."""
+    while not job.deleting and job.attempt < attempt:
+        version, ended = job.resource_version, bool(job.finished)
+        if await delete_job(kube, job.namespace, job.name, job.uid, finished=ended, version=version):
+            return
+        try:
+            found = job_view(await kube.get(JOBS, job.name, job.namespace))
+        except NotFound:
+            return
+        if found is None or found.uid != job.uid:
+            return
+        job = found

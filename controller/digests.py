@@ -13,11 +13,12 @@ from planning.naming import (
     FINALIZER,
     NODE_ANNOTATION,
     PLACES_ANNOTATION,
+    PREEMPTED_ANNOTATION,
     WORKLOAD_LABEL,
     WORKLOAD_UID_LABEL,
 )
 from planning.places import places_from, pods_in
-from planning.views import all_ready
+from planning.views import all_ready, is_halted
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class WorkloadDigest:
 @dataclass(frozen=True, slots=True)
 class JobDigest:
     """`complete`: it finished well; a Job that failed is finished only. `nodes`: all of a gang's, `node` is
-    the first; `assembled`: all pods of a gang were created.
+    the first; `assembled`: all pods of a gang were created; `halted`: it was stopped for another, and counts no pod.
     """
 
     namespace: str
@@ -53,6 +54,7 @@ class JobDigest:
     complete: bool = False
     nodes: tuple[str, ...] = ()
     assembled: bool = False
+    halted: bool = False
 
     @property
     def telling(self) -> bool:
@@ -119,6 +121,7 @@ def job_digest(raw: Mapping[str, Any]) -> JobDigest | None:
         complete="Complete" in ended,
         nodes=tuple(name for name, _ in places),
         assembled=0 < pods <= int(status.get("active") or 0),
+        halted=PREEMPTED_ANNOTATION in annotations and is_halted(status),
     )
 
 

@@ -124,6 +124,8 @@ def on_job(
         return Route(workloads=(poke,))
     if new.assembled and not (old is not None and old.assembled) and not new.ready:
         return Route(ledger=True)  # it lifts the gates
+    if new.halted and not (old is not None and old.halted):
+        return Route(ledger=True)  # its turn is over
     if not new.ready or (old is not None and old.ready):
         return NOBODY
     # That it runs, the ledger shows for all at once; it begins no workflow. Who came back or was edited may have one
@@ -157,6 +159,6 @@ def on_node(old: NodeDigest | None, new: NodeDigest | None, jobs_on: Callable[[s
         workloads = tuple(
             WorkloadPoke(job.workload_uid, job.namespace, job.workload, begin=True, node=job.node)
             for job in jobs_on(node.name)
-            if not job.finished
+            if not job.finished and not job.halted
         )
     return Route(ledger=True, workloads=workloads)

@@ -102,9 +102,9 @@ class Belongings:
                 found.pods.setdefault((pod.namespace, pod.workload_uid), []).append(pod)
         return found
 
-    def bound(self, namespace: str, uid: str, job_name: str) -> bool:
-        """Whether a live pod of this Job is visible on a node: then the pod counts, and nothing else does."""
-        return any(pod.node and pod.job_name == job_name for pod in self.pods.get((namespace, uid), ()))
+    def bound(self, namespace: str, uid: str, *job_names: str) -> bool:
+        """Whether a live pod of these Jobs is visible on a node: then the pod counts, and nothing else does."""
+        return any(pod.node and pod.job_name in job_names for pod in self.pods.get((namespace, uid), ()))
 
     def present(self, namespace: str, uid: str, job_name: str) -> set[int]:
         """Which of a gang's pods are visible on a node, by index."""
@@ -174,7 +174,7 @@ def holdings(
             present = mine.present(promise.namespace, promise.uid, promise.job_name)
             for node, requests in _places(promise.places, present, nodes, promise.requests):
                 yield Holding(promise.namespace, promise.uid, node, requests)
-        elif promise.node in nodes and not mine.bound(promise.namespace, promise.uid, promise.job_name):
+        elif promise.node in nodes and not mine.bound(promise.namespace, promise.uid, *promise.job_names):
             yield Holding(promise.namespace, promise.uid, promise.node, promise.requests)
 
 

@@ -54,6 +54,7 @@ from planning.reservations import Reservations
 from planning.status import shows
 from planning.strategies import Rank, Request, StrategyError
 from planning.strategy_names import strategy_name
+from planning.withdrawals import resumable
 
 _BEST = 10
 
@@ -141,9 +142,9 @@ def explain(snapshot: Snapshot, settings: Settings, namespace: str, name: str) -
     if view.spec is None or refused:
         return replace(told, state="invalid", message=refused)
     jobs = [job for job in mine.jobs.get((namespace, view.uid), ()) if not job.finished and not job.deleting]
-    if any(job.preempted for job in jobs):
+    if any(job.preempted and not resumable(view, job) for job in jobs):
         return replace(told, state="outside")
-    if jobs:
+    if any(not job.preempted for job in jobs):
         newest = max(jobs, key=lambda job: job.attempt)
         return replace(told, state="placed", job=newest.name, node=newest.node, places=newest.places)
     if view.spec.suspend:
@@ -247,7 +248,8 @@ def _next_round(view: WorkloadView, snapshot: Snapshot, settings: Settings) -> t
     # Whoever has a template and waits was examined: else it would not be in the queue.
     examined = {w.uid: w.generation for w in untold if w.spec is not None and w.spec.template is not None}
     ledger = Ledger(accepted=examined, reserved=shown_nodes(snapshot))
-    decision = decide(replace(snapshot, workloads=untold), ledger, settings, limit=len(untold), seed=0)
+    jobs = tuple(job for job in snapshot.jobs if not job.halted)  # whose workload waits for a place like any other
+    decision = decide(replace(snapshot, workloads=untold, jobs=jobs), ledger, settings, limit=len(untold), seed=0)
     place = next((each for each in decision.assignments if each.uid == view.uid), None)
     told = {each.uid: each.message for each in decision.waiting}
     told |= {each.uid: each.message for each in decision.verdicts}
@@ -307,7 +309,8 @@ def _in_queue(view: WorkloadView, settings: Settings, mine: Belongings) -> bool:
         return False
     if view.spec is None or view.spec.suspend or spec_refusal(view.spec, settings):
         return False
-    return not mine.jobs.get((view.namespace, view.uid)) and not mine.pods.get((view.namespace, view.uid))
+    jobs = mine.jobs.get((view.namespace, view.uid), ())
+    return all(resumable(view, job) for job in jobs) and not mine.pods.get((view.namespace, view.uid))
 
 
 def _helps(shape: Shape, nodes: Sequence[NodeView], left: dict[str, Room]) -> Iterator[str]:

@@ -17,7 +17,7 @@ from planning.demand import learned
 from planning.filters import Constraints, Shape, able_when_empty, explain_never, explain_now, lacking, refusal, slots
 from planning.fleet import Place
 from planning.memory import Memory
-from planning.model import NodeView, Resources, Snapshot, Turn, WorkloadView
+from planning.model import NodeView, Resources, Snapshot, Stopped, Turn, WorkloadView
 from planning.places import Gang, times
 from planning.quotas import firm
 from planning.reservations import Claim
@@ -31,7 +31,8 @@ Kind = tuple[Shape, Gang | None]
 @dataclass(frozen=True, slots=True)
 class Wish:
     """A workload that wants a place now. `shape`: of one pod; `limit`: the retries that it allows; `until`: when it
-    will have ended at the latest (inf: nobody can tell); `window`: the GPUReservation on whose GPUs alone it runs.
+    will have ended at the latest (inf: nobody can tell); `window`: the GPUReservation on whose GPUs alone it runs;
+    `resumes`: the stopped Job that is to go on.
     """
 
     view: WorkloadView
@@ -42,6 +43,7 @@ class Wish:
     gang: Gang | None = None
     until: float = inf
     window: Window | None = None
+    resumes: Stopped | None = None
 
     @property
     def need(self) -> Resources:

@@ -16,7 +16,7 @@ from crds.settings import Settings
 from planning import naming
 from planning.accelerators import KNOWN, asked_resource, is_gpu, known_as, seat_size
 from planning.filters import Constraints, Shape, TolerationView
-from planning.model import Assignment, Resources, Turn, WorkloadView
+from planning.model import Assignment, Resources, Stopped, Turn, WorkloadView
 from planning.places import gang_of, places_text, pods_in
 from planning.podspecs import (
     container_requests,
@@ -33,6 +33,15 @@ from planning.quantities import MEBIBYTE, quantity, whole
 from planning.views import requests_text
 
 Manifest = dict[str, Any]
+
+# Annotations that a Job and its pods have in some turns only.
+_OF_A_TURN = (
+    naming.BACKFILL_ANNOTATION,
+    naming.LENT_ANNOTATION,
+    naming.PREEMPTED_ANNOTATION,
+    naming.WITHDRAWN_ANNOTATION,
+)
+_OF_A_POD = (naming.CONSUME_ANNOTATION, naming.CLASS_ANNOTATION)
 
 
 def refusal(spec: GPUWorkloadSpec, settings: Settings) -> str:
@@ -111,6 +120,28 @@ def job_manifest(workload: WorkloadView, assignment: Assignment, settings: Setti
         pod = manifest["spec"]["template"]["spec"]
         pod["affinity"] = pinned(pod.get("affinity"), assignment.node)
     return manifest
+
+
+def resumed(manifest: Manifest, stopped: Stopped, now: float) -> Manifest:
+    """The merge patch by which a Job that was stopped becomes the one of `manifest` and goes on, in one write. It holds
+    the whole pod template: where more than places differs (the settings may have changed) the API server refuses it.
+    """
+    meta, spec = manifest["metadata"], manifest["spec"]
+    template = {**spec["template"]["metadata"]}
+    template["annotations"] = dict.fromkeys(_OF_A_POD) | template["annotations"]
+    return {
+        "metadata": {
+            "uid": stopped.uid,
+            "resourceVersion": str(stopped.version),
+            "labels": meta["labels"],
+            "annotations": dict.fromkeys(_OF_A_TURN) | meta["annotations"] | {naming.RESUMED_ANNOTATION: str(int(now))},
+        },
+        "spec": {
+            "suspend": False,
+            "activeDeadlineSeconds": spec.get("activeDeadlineSeconds"),
+            "template": {"metadata": template, "spec": spec["template"]["spec"]},
+        },
+    }
 
 
 def pinned(affinity: object, node: str) -> Manifest:

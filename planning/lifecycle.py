@@ -294,7 +294,7 @@ def _follow(case: _Case, workload: WorkloadView, job: JobView) -> Step:
     elif blocked:
         message = f"Job {job.name} waits for its place on {where(job)}: {_cut(blocked)}"
     else:
-        message = f"Job {job.name} was created on {where(job)}" + _part(workload, job)
+        message = f"Job {job.name} was {'resumed' if job.resumed else 'created'} on {where(job)}" + _part(workload, job)
     if workload.spec is None:
         message += f"; the spec is not valid any more ({_cut(workload.invalid)})"
     step = _of(job, "follow", case, phase="Running" if running else "Scheduled", reason=reason, message=message)

@@ -58,6 +58,7 @@ class JobView:
     """A Job that berth made. `finished` is '', 'Complete' or 'Failed'; `reason` and `message` are the Job's own.
 
     A gang's has `places`, of which `node` is the first. It is `ready` once all its pods are, or have ended well.
+    `created`: when this turn's run was asked for, so of a `resumed` one when it was let go on.
     """
 
     uid: str
@@ -82,7 +83,9 @@ class JobView:
     strategy: str = ""
     spec_hash: str = ""  # of the spec that it was made from; '' for a Job of an older build
     withdrawn: bool = False  # the ledger marked it before it took it back; nobody else's deletion looks like this
-    preempted: bool = False  # the ledger suspended it so that others get its place; it goes when its pods are gone
+    preempted: bool = False  # the ledger suspended it so that others get its place
+    halted: bool = False  # and its controller has seen to that: it counts no pod any more
+    resumed: bool = False  # it was stopped in an earlier turn, and goes on in this one
     backfill: float | None = None  # it was given what is kept for somebody: until when it may keep it (0: on demand)
     places: Places = ()
     done: frozenset[int] = frozenset()  # of a gang: the indices of those that have ended well
@@ -200,9 +203,19 @@ class Booking:
 
 
 @dataclass(frozen=True, slots=True)
+class Stopped:
+    """A Job that was stopped, as it was seen then."""
+
+    name: str
+    uid: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
 class Assignment:
     """One promise of GPUs: this workload's next Job goes to this node, or a gang's pods to these `places`, of which
-    `node` is the first. `requests` are one pod's.
+    `node` is the first. `requests` are one pod's. `resumes`: the stopped Job that goes on there, if the API server lets
+    it; else the Job `job_name` takes its place.
     """
 
     uid: str
@@ -219,6 +232,12 @@ class Assignment:
     places: Places = ()
     booking: Booking | None = None
     lent: bool = False  # what it gets is reserved: those of the GPUReservation may have it back at any time
+    resumes: Stopped | None = None
+
+    @property
+    def job_names(self) -> tuple[str, ...]:
+        """Under which its Job may be found."""
+        return (self.job_name,) if self.resumes is None else (self.resumes.name, self.job_name)
 
 
 # Nodes remembered for a workload: enough for the usual cause (a zone, a kind of node), small in every history.
@@ -349,7 +368,7 @@ class Withdrawal:
     `generation`: of the workload. 0: decided by an older build, whose ledgers took the turn with the decision; they
     still do when their histories are replayed, so that the same commands follow.
     `avoid`: the Job's node, if the kube-scheduler tried its pod there; a pod that nobody tried says nothing of a node.
-    `reason`: what the workload is told.
+    `reason`: what the workload is told. `keep`: the Job stays as it is, suspended, and may go on in the next turn.
     """
 
     uid: str
@@ -363,11 +382,12 @@ class Withdrawal:
     generation: int = 0
     avoid: str = ""
     reason: str = "Withdrawn"
+    keep: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """A running Job to suspend, because its place goes to another workload; once its pods are gone it is withdrawn."""
+    """A running Job to suspend, because its place goes to another workload; once its pods are gone its turn is over."""
 
     uid: str
     namespace: str

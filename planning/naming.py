@@ -31,6 +31,7 @@ REQUESTS_ANNOTATION = f"{GROUP}/requests"
 PLACES_ANNOTATION = f"{GROUP}/places"  # on a gang's Job: where its pods go
 SPEC_HASH_ANNOTATION = f"{GROUP}/spec-hash"  # on a Job: of the spec that it was made from
 PREEMPTED_ANNOTATION = f"{GROUP}/preempted"  # on a Job that the ledger suspended: for whom
+RESUMED_ANNOTATION = f"{GROUP}/resumed"  # on a Job that goes on after it was stopped: since when
 BACKFILL_ANNOTATION = f"{GROUP}/backfill"  # on a Job whose room is kept for a workload before it: until when, or 0
 GENERATION_ANNOTATION = f"{GROUP}/generation"  # on a ProvisioningRequest: of the workload that it was made for
 LENT_ANNOTATION = f"{GROUP}/lent"  # on a Job that has reserved GPUs as it could be stopped: "true"

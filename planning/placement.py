@@ -26,6 +26,7 @@ from planning.model import (
     Lately,
     Ledger,
     Snapshot,
+    Stopped,
     Turn,
     Waiting,
     WorkloadView,
@@ -39,7 +40,7 @@ from planning.reservations import Reservations
 from planning.strategy_names import not_installed, strategy_name
 from planning.turns import NEXT_ROUND, Told, Turns, wait
 from planning.windows import before_it_begins
-from planning.withdrawals import next_deadline, to_reconsider, withdrawals
+from planning.withdrawals import next_deadline, resumable, to_reconsider, turn_is_over, withdrawals
 
 INVALID = "Invalid"
 UNKNOWN_STRATEGY = "UnknownStrategy"
@@ -64,7 +65,7 @@ def decide(
     mine = Belongings.of(snapshot.jobs, snapshot.pods)
     promised = standing(snapshot, ledger, mine)
     told = Told()
-    for withdrawal in withdrawals(snapshot, mine, settings):
+    for withdrawal in withdrawals(snapshot, mine, settings, ledger):
         if told.affords(withdrawal.message):
             told.decision.withdrawals.append(withdrawal)
     ended = completions(snapshot, mine, seed)
@@ -109,7 +110,8 @@ def decide(
         waiting.discard(wish.view.uid)
         turns.take(wish)
     # Who was stopped waits too, though not yet in the queue.
-    told.reasons[PREEMPTED] += sum(job.preempted and not job.finished for job in snapshot.jobs)
+    stopped = (job for job in snapshot.jobs if job.preempted and not job.finished)
+    told.reasons[PREEMPTED] += sum(not turn_is_over(job, ledger) for job in stopped)
     due = (
         next_deadline(snapshot, mine, settings, bool(told.decision.assignments or promised)),
         gates.next_look(starting, settings, snapshot.now),
@@ -165,15 +167,18 @@ def _queue(
             continue
         turn = ledger.turns.get(view.uid, Turn())
         jobs = mine.jobs.get((view.namespace, view.uid), ())
-        if any(job.attempt >= turn.attempt or not (job.finished or job.deleting) for job in jobs):
+        stopped = next((job for job in jobs if resumable(view, job) and turn_is_over(job, ledger)), None)
+        others = jobs if stopped is None else [job for job in jobs if job is not stopped]
+        if any(job.attempt >= turn.attempt or not (job.finished or job.deleting) for job in others):
             continue  # its Job is there, and tells what comes next; one that goes on is as good as its turn's
         found = _examine(view, turn, ledger, settings, snapshot, memory, reservations)
         if isinstance(found, Wish):
-            if not jobs and (view.namespace, view.uid) not in mine.pods:
-                queue.append(found)
+            if not others and (view.namespace, view.uid) not in mine.pods:
+                resumes = Stopped(stopped.name, stopped.uid, stopped.resource_version) if stopped is not None else None
+                queue.append(replace(found, resumes=resumes))
                 continue
             told.reasons[WAITING_FOR_PODS] += 1
-            left_over = len(jobs) + len(mine.pods.get((view.namespace, view.uid), ()))
+            left_over = len(others) + len(mine.pods.get((view.namespace, view.uid), ()))
             found = wait(view, WAITING_FOR_PODS, f"waiting for the previous Job and its pods to go ({left_over} left)")
         if found.reason == UNKNOWN_STRATEGY:
             # It waits for a place: the default may be repaired, and nobody pokes for a namespace or the settings.

@@ -64,6 +64,7 @@ def _due(view: WorkloadView, jobs: Sequence[JobView]) -> JobView | None:
     if job.finished or job.deleting or (isinstance(told, int) and told > job.attempt):
         return None  # or told already that this turn is over, by somebody who saw its Job end before this cache did
     shown = view.status.get("jobName") == job.name and view.status.get("observedGeneration") == view.generation
+    shown = shown and told == job.attempt  # a Job that was stopped goes on under its name
     # Once shown as running it stays so until its own workflow tells more: a Job has no ready pod either while its pod
     # is being terminated, or has ended and is yet to be counted.
     if shown and (view.phase == "Running" or (view.phase == "Scheduled" and not job.ready)):

@@ -458,4 +458,5 @@ def _assignment(wish: Wish, node: str, strategy: str, places: Places = ()) -> As
         strategy=strategy,
         job_name=job_name(view.name, view.uid, turn.attempt, indexed=bool(places)),
         places=places,
+        resumes=wish.resumes,
     )

@@ -40,6 +40,7 @@ from planning.naming import (
     PLACES_ANNOTATION,
     PREEMPTED_ANNOTATION,
     REQUESTS_ANNOTATION,
+    RESUMED_ANNOTATION,
     RETRIES_ANNOTATION,
     SPEC_HASH_ANNOTATION,
     STRATEGY_ANNOTATION,
@@ -153,6 +154,8 @@ def job_view(raw: object) -> JobView | None:
             break
     deadline = spec.get("activeDeadlineSeconds")
     places = places_from(annotations.get(PLACES_ANNOTATION), spec.get("completions"))
+    preempted = spec.get("suspend") is True and PREEMPTED_ANNOTATION in annotations
+    resumed = _number(annotations.get(RESUMED_ANNOTATION))
     return JobView(
         uid=text(meta.get("uid")),
         namespace=text(meta.get("namespace")),
@@ -163,7 +166,7 @@ def job_view(raw: object) -> JobView | None:
         retries=min(_integer(annotations.get(RETRIES_ANNOTATION)), MAX_INT32),
         node=text(annotations.get(NODE_ANNOTATION))[:253],
         requests=_job_requests(annotations.get(REQUESTS_ANNOTATION), mapping(spec.get("template")).get("spec")),
-        created=seconds(meta.get("creationTimestamp")) or 0.0,
+        created=max(seconds(meta.get("creationTimestamp")) or 0.0, resumed or 0.0),
         started=seconds(status.get("startTime")),
         ready=all_ready(status, pods_in(places)),
         finished=finished,
@@ -176,13 +179,24 @@ def job_view(raw: object) -> JobView | None:
         strategy=text(annotations.get(STRATEGY_ANNOTATION))[:63],
         spec_hash=text(annotations.get(SPEC_HASH_ANNOTATION))[:63],
         withdrawn=WITHDRAWN_ANNOTATION in annotations,
-        preempted=spec.get("suspend") is True and PREEMPTED_ANNOTATION in annotations,
+        preempted=preempted,
+        halted=preempted and is_halted(status),
+        resumed=resumed is not None,
         backfill=_number(annotations.get(BACKFILL_ANNOTATION)),
         places=places,
         done=_indices(status.get("completedIndexes"), pods_in(places)),
         missing=_missing(status, pods_in(places)),
         lent=LENT_ANNOTATION in annotations,
     )
+
+
+def is_halted(status: Mapping[str, Any]) -> bool:
+    """Whether the Job controller has suspended a Job, and counts no pod of it, not even one that is going."""
+    suspended = any(
+        condition.get("type") == "Suspended" and condition.get("status") == "True"
+        for condition in mappings(status.get("conditions"))
+    )
+    return suspended and not any(_integer(status.get(key)) for key in ("active", "terminating"))
 
 
 def all_ready(status: Mapping[str, Any], pods: int) -> bool:

@@ -1,4 +1,5 @@
-"""Decides which Jobs are taken back because their pod found no place in time, and when the next one may be.
+"""Decides which Jobs are taken back because their pod found no place in time, and when the next one may be; and what
+becomes of those that were stopped for another workload: they wait, suspended, for their next turn, or go.
 
 For the placement round; of gangs `planning.gates` decides it. Planning does not count all that the kube-scheduler
 checks (volumes, devices, pods' affinity to each other), so a node that looks free may be none for this workload. The
@@ -6,6 +7,8 @@ ledger remembers where that was so; here is also said when it may forget it.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from crds.settings import Settings
 from planning.capacity import Belongings
@@ -24,9 +27,10 @@ def _unbound(snapshot: Snapshot, mine: Belongings) -> list[JobView]:
     ]
 
 
-def withdrawals(snapshot: Snapshot, mine: Belongings, settings: Settings) -> list[Withdrawal]:
+def withdrawals(snapshot: Snapshot, mine: Belongings, settings: Settings, ledger: Ledger) -> list[Withdrawal]:
     """Jobs whose pod found no place in time: somebody else took it; and those that were stopped for another workload,
-    once their pods are gone. That one goes first, so they cannot take its place.
+    once their pods are gone. That one goes first, so they cannot take its place. One that may go on elsewhere is kept;
+    only its turn is over, which is said once.
 
     A Job without any visible pod counts only if its controller never counted one as going: a pod that ran and ended
     is not live any more, and the Job's own end may just not be visible yet.
@@ -39,7 +43,10 @@ def withdrawals(snapshot: Snapshot, mine: Belongings, settings: Settings) -> lis
             continue
         pods = _pods_of(job, mine)
         if job.preempted:
-            found.append(_stopped(job, living[job.workload_uid]))
+            view = living[job.workload_uid]
+            keep = resumable(view, job)
+            if job.halted and not pods and not (keep and turn_is_over(job, ledger)):
+                found.append(replace(_stopped(job, view), keep=keep))
             continue
         if is_gang(living[job.workload_uid], job) or job.ready or (not pods and job.counted):
             continue
@@ -67,8 +74,27 @@ def withdrawals(snapshot: Snapshot, mine: Belongings, settings: Settings) -> lis
     return found
 
 
+def resumable(view: WorkloadView, job: JobView) -> bool:
+    """Whether a Job that was stopped may go on on another node.
+
+    Kubernetes lets the pod template of a suspended Job change while it has no start time, and Job controllers of late
+    (from 1.36 on) take that back when they suspend one. Where they do not, a deadline would also count from the earlier
+    run.
+    """
+    if not job.halted or job.started is not None or job.deleting or job.finished:
+        return False
+    # Of a gang, some pods may have ended well and would stay so while the others begin anew; and how many it begins
+    # with may be another number.
+    return view.spec is not None and view.spec.replicas == 1 and not job.places
+
+
+def turn_is_over(job: JobView, ledger: Ledger) -> bool:
+    """Whether the ledger knows of a turn after this Job's."""
+    return ledger.turns.get(job.workload_uid, Turn()).attempt > job.attempt
+
+
 def _stopped(job: JobView, view: WorkloadView) -> Withdrawal:
-    """A Job that was suspended for another workload, and whose pods are gone."""
+    """The end of the turn of a Job that was suspended for another workload, and whose pods are gone."""
     names = [node for node, _ in job.places] or [job.node]
     return Withdrawal(
         uid=job.workload_uid,

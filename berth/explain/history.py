@@ -195,7 +195,8 @@ def _decided(decision: Decision, uid: str) -> Iterator[_Said]:
             yield "cannot go on", "", f"{verdict.reason}: {verdict.message}"
     for withdrawal in decision.withdrawals:
         if withdrawal.uid == uid:
-            yield "taken back", withdrawal.avoid, f"{withdrawal.reason}: {withdrawal.message}"
+            what = "queued again" if withdrawal.keep else "taken back"
+            yield what, withdrawal.avoid, f"{withdrawal.reason}: {withdrawal.message}"
     for end in decision.completions:
         if end.uid == uid:
             yield "ended", "", f"Job {end.job_name} completed"
@@ -219,6 +220,8 @@ def _carried_out(done: CarriedOut, uid: str) -> Iterator[_Said]:
 
 def _placed(place: Assignment) -> str:
     why = f"attempt {place.turn.attempt}, {_retries(place.turn.retries)}, by {place.strategy}"
+    if place.resumes is not None:
+        why += f"; Job {place.resumes.name} goes on there if the API server lets it"
     if place.backfill is None:
         return why
     until = "it is wanted" if place.backfill == 0 else timestamp(place.backfill)

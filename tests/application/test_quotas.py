@@ -6,6 +6,7 @@ All wait side by side: what is stopped gets its grace period, and statuses of qu
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import subprocess
 import sys
@@ -17,8 +18,8 @@ import pytest_asyncio
 
 from crds.gpuworkload import API_VERSION
 from kube.errors import Invalid
-from kube.resources import GPUQUOTAS, JOBS, NAMESPACES
-from planning.naming import WORKLOAD_LABEL
+from kube.resources import GPUQUOTAS, JOBS, NAMESPACES, PODS
+from planning.naming import ATTEMPT_LABEL, WORKLOAD_LABEL
 from stack import Stack
 from tests.application.stories import Begun, side_by_side
 from tests.application.tenant import Tenant, condition, eventually, tenancy
@@ -128,23 +129,67 @@ async def a_higher_priority_gets_the_place_of_a_low_one(tenant: Tenant) -> None:
         assert job["metadata"]["annotations"]["gpu.warp.dev/preempted"].endswith("no retry is counted")
         await tenant.until("high", phase="Succeeded", seconds=60)
         done = await tenant.until("low", phase="Succeeded", seconds=90)
-    assert (done["status"]["attempt"], done["status"]["retryCount"]) == (1, 0) and done["status"]["jobName"] != first
+    assert (done["status"]["attempt"], done["status"]["retryCount"], done["status"]["jobName"]) == (1, 0, first)
     order = [phase for phase in phases["low"] if phase in ("Scheduling", "Running", "Succeeded")]
     assert order[-4:] == ["Running", "Scheduling", "Running", "Succeeded"]
 
 
-async def protect(tenant: Tenant, workload: str) -> str:
-    """An admission policy that lets nobody suspend the workload's Jobs; returns its name."""
-    name = f"{tenant.namespace}-keep"
-    suspended = "has(object.spec.suspend) && object.spec.suspend"
+async def a_stopped_job_goes_on_on_another_node(tenant: Tenant) -> None:
+    await tenant.node("a", 2)
+    await tenant.apply("low", 2, run="4s", priority="low", activeDeadlineSeconds=60)
+    first = (await tenant.until("low", phase="Running"))["status"]
+    (job,) = await tenant.jobs()
+    await tenant.apply("high", 2, run="300s", priority="high")
+    await tenant.until("high", phase="Running", seconds=60)
+    waits = (await tenant.until("low", phase="Scheduling", attempt=1))["status"]
+    assert "assignedNode" not in waits and waits["jobName"] == first["jobName"]
+    explained = await asyncio.to_thread(explain, tenant, "low")
+    assert (explained["state"], explained["position"]) == ("queued", 1)
+    other = await tenant.node("b", 2)
+    again = (await tenant.until("low", phase="Running", seconds=60))["status"]
+    assert (again["assignedNode"], again["jobName"], again["attempt"]) == (other, first["jobName"], 1)
+    assert again["startTime"] > first["startTime"] and again["lastScheduleTime"] > first["lastScheduleTime"]
+    pod = await tenant.kube.get(PODS, await tenant.pod("low"), tenant.namespace)
+    assert (pod["spec"]["nodeName"], pod["metadata"]["labels"][ATTEMPT_LABEL]) == (other, "1")
+    done = (await tenant.until("low", phase="Succeeded", seconds=60))["status"]
+    assert (done["retryCount"], done["attempt"], done["jobName"]) == (0, 1, first["jobName"])
+    (left,) = [each for each in await tenant.jobs() if each["metadata"]["labels"][WORKLOAD_LABEL] == "low"]
+    assert left["metadata"]["uid"] == job["metadata"]["uid"]
+    notes = [event["note"] for event in await tenant.events("low") if event["reason"] == "Scheduled"]
+    assert f"Job {first['jobName']} was resumed on node {other} (leastLoaded)" in notes
+
+
+async def a_stopped_job_that_may_not_go_on_is_replaced(tenant: Tenant) -> None:
+    await tenant.node("a", 2)
+    await tenant.apply("low", 2, run="4s", priority="low")
+    first = (await tenant.until("low", phase="Running"))["status"]["jobName"]
+    await tenant.apply("high", 2, run="8s", priority="high")
+    await tenant.until("low", phase="Scheduling", attempt=1, seconds=60)
+    resumes = "has(oldObject.spec.suspend) && oldObject.spec.suspend && !object.spec.suspend"
+    async with policy(tenant, first, resumes, {"suspend": False}):
+        done = (await tenant.until("low", phase="Succeeded", seconds=60))["status"]
+    assert (done["retryCount"], done["attempt"]) == (0, 1) and done["jobName"] != first
+    names = {each["metadata"]["name"] for each in await tenant.jobs()}
+    assert done["jobName"] in names and first not in names
+    reasons = [event["reason"] for event in await tenant.events("low")]
+    assert (reasons.count("Preempted"), reasons.count("Scheduled")) == (1, 2)
+    assert not {"JobDeleted", "JobRefused", "Withdrawn"} & {*reasons}
+
+
+@contextlib.asynccontextmanager
+async def policy(tenant: Tenant, job: str, refused: str, spec: dict[str, Any]) -> AsyncIterator[None]:
+    """An admission policy by which nobody may change this Job in the way that `refused` tells; a patch of `spec` would.
+    In force when it begins.
+    """
+    name = f"{tenant.namespace}-policy"
     api, meta = {"apiVersion": "admissionregistration.k8s.io/v1"}, {"metadata": {"name": name}}
     rule = {"apiGroups": ["batch"], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["jobs"]}
     policy = {
         "matchConstraints": {"resourceRules": [rule]},
         "validations": [
             {
-                "expression": f"object.metadata.labels['{WORKLOAD_LABEL}'] != '{workload}' || !({suspended})",
-                "message": "this one is never to be stopped",
+                "expression": f"object.metadata.name != '{job}' || !({refused})",
+                "message": "never to be done to this one",
             }
         ],
     }
@@ -156,7 +201,18 @@ async def protect(tenant: Tenant, workload: str) -> str:
     ]
     manifest = json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
     await asyncio.to_thread(tenant.stack.kubectl, "create", "-f", "-", stdin=manifest)
-    return name
+
+    async def in_force() -> bool:
+        patch = ("patch", "job", job, "-n", tenant.namespace, "--type=merge", "--dry-run=server")
+        said = await asyncio.to_thread(tenant.stack.kubectl, *patch, "-p", json.dumps({"spec": spec}), check=False)
+        return "never to be done" in said
+
+    try:
+        await eventually(in_force, 60, lambda: "the policy is not in force")
+        yield
+    finally:
+        for kind in ("validatingadmissionpolicybinding", "validatingadmissionpolicy"):
+            await asyncio.to_thread(tenant.stack.kubectl, "delete", kind, name)
 
 
 async def who_may_not_be_stopped_goes_on_and_another_is_stopped(tenant: Tenant) -> None:
@@ -165,22 +221,12 @@ async def who_may_not_be_stopped_goes_on_and_another_is_stopped(tenant: Tenant) 
         await tenant.apply(name, run="300s", priority=priority)
     kept = await tenant.until("kept", phase="Running")
     await tenant.until("other", phase="Running")
-    job, policy = kept["status"]["jobName"], await protect(tenant, "kept")
-
-    async def refused() -> bool:
-        patch = ("patch", "job", job, "-n", tenant.namespace, "--type=merge", "--dry-run=server")
-        said = await asyncio.to_thread(tenant.stack.kubectl, *patch, "-p", '{"spec": {"suspend": true}}', check=False)
-        return "never to be stopped" in said
-
-    try:
-        await eventually(refused, 60, lambda: "the policy is not in force")
+    job = kept["status"]["jobName"]
+    async with policy(tenant, job, "has(object.spec.suspend) && object.spec.suspend", {"suspend": True}):
         await tenant.apply("high", run="1s", priority="high")
         await tenant.until("high", phase="Succeeded", seconds=60)
-    finally:
-        for kind in ("validatingadmissionpolicybinding", "validatingadmissionpolicy"):
-            await asyncio.to_thread(tenant.stack.kubectl, "delete", kind, policy)
     (told,) = [event for event in await tenant.events("kept") if event["reason"] == "NotStopped"]
-    assert f"Job {job} could not be stopped" in told["note"] and "never to be stopped" in told["note"]
+    assert f"Job {job} could not be stopped" in told["note"] and "never to be done" in told["note"]
     assert told.get("series") is None, "it is told once"
     assert [event["reason"] for event in await tenant.events("other")].count("Preempted") == 1
     status = (await tenant.get("kept"))["status"]
@@ -211,6 +257,8 @@ async def a_wrong_quota_says_where_and_why(tenant: Tenant) -> None:
 STORIES: tuple[Story, ...] = (
     a_tenant_borrows_and_gives_back,
     a_higher_priority_gets_the_place_of_a_low_one,
+    a_stopped_job_goes_on_on_another_node,
+    a_stopped_job_that_may_not_go_on_is_replaced,
     who_may_not_be_stopped_goes_on_and_another_is_stopped,
     a_wrong_quota_says_where_and_why,
 )

@@ -30,6 +30,7 @@ from planning.model import (
     Pin,
     Preemption,
     Resources,
+    Stopped,
     Turn,
     Verdict,
     Waiting,
@@ -217,6 +218,14 @@ STOP = Preemption(UID, "ns", "w", "w-0", "j", 1, Turn(1, 0), "preempted: its pla
         (
             Decision(withdrawals=[Withdrawal(UID, "ns", "w", "w-0", "j", Turn(1, 0), "m", avoid="n")]),
             ("taken back", "n", "Withdrawn: m"),
+        ),
+        (
+            Decision(withdrawals=[Withdrawal(UID, "ns", "w", "w-0", "j", Turn(1), "m", reason="Preempted", keep=True)]),
+            ("queued again", "", "Preempted: m"),
+        ),
+        (
+            Decision(assignments=[place(resumes=Stopped("w-0", "j", 9))]),
+            ("placed", "n", "attempt 2, 1 retry used, by fgd; Job w-0 goes on there if the API server lets it"),
         ),
         (
             Decision(assignments=[place(places=(("n", 2), ("m", 1)))]),

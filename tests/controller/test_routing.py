@@ -20,7 +20,7 @@ from controller.digests import (
 )
 from controller.routing import NOBODY, Route, on_job, on_node, on_request, on_workload, with_order
 from controller.sweep import by_workload, repairs
-from planning.naming import WORKLOAD_UID_LABEL
+from planning.naming import PREEMPTED_ANNOTATION, WORKLOAD_UID_LABEL
 
 NEW = WorkloadDigest("ns", "w", 1, finished=False, deleting=False, finalizer=False, caught_up=False, expires=None)
 JOB = JobDigest("ns", "w-0", "u", "w", 0, "n1", ready=False, finished=False, deleting=False)
@@ -69,6 +69,27 @@ def test_that_all_pods_of_a_gang_were_created_is_news_for_the_ledger_once() -> N
     assert on_job(JOB, there, NEW) == Route(ledger=True)
     assert on_job(there, there, NEW) == NOBODY
     assert on_job(there, replace(there, ready=True), NEW) == Route(ledger=True), "and that they run"
+
+
+def test_that_a_stopped_job_was_let_go_of_is_news_for_the_ledger_once_and_its_node_for_nobody() -> None:
+    halted = replace(JOB, halted=True)
+    assert on_job(JOB, halted, NEW) == Route(ledger=True)
+    assert on_job(halted, halted, NEW) == NOBODY
+    gone = on_node(NODE, None, lambda _: [JOB, halted])
+    assert gone.ledger and len(gone.workloads) == 1
+
+
+def test_a_digest_tells_of_a_job_that_was_stopped_for_another() -> None:
+    suspended = {"type": "Suspended", "status": "True"}
+    for marks, status, told in (
+        ({}, {"conditions": [suspended]}, False),
+        ({PREEMPTED_ANNOTATION: "for another"}, {}, False),
+        ({PREEMPTED_ANNOTATION: "for another"}, {"conditions": [suspended], "terminating": 1}, False),
+        ({PREEMPTED_ANNOTATION: "for another"}, {"conditions": [suspended]}, True),
+    ):
+        meta = {"labels": {WORKLOAD_UID_LABEL: "u"}, "annotations": marks}
+        digest = job_digest({"metadata": meta, "spec": {}, "status": status})
+        assert digest is not None and digest.halted is told
 
 
 def test_a_gangs_job_tells_when_its_pods_are_there_and_where() -> None:

@@ -1,6 +1,7 @@
 """SIGKILL at each step of a preemption: the one that is stopped loses no retry, the other gets its place, once each.
 
-The steps are those that others can see: a Job is suspended, its pods go, the other's Job is made, the stopped one goes.
+The steps are those that others can see: a Job is suspended, its pods go, the other's Job is made and ends, the stopped
+one goes on.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from crds.gpuworkload import API_VERSION, KIND
 from kube.client import KubeClient
 from kube.resources import GPUWORKLOADS, JOBS, NODES, PODS
 from planning.naming import ATTEMPT_LABEL, WORKLOAD_LABEL
+from planning.views import job_view
 from stack import SimulatedNode, Stack, UpOptions, node_manifests
 from tests.faults.checker import Demand, check
 from tests.faults.revisions import history, runs_of
@@ -60,8 +62,9 @@ async def suspended(kube: KubeClient, pair: str) -> bool:
 
 
 async def pods_gone(kube: KubeClient, pair: str) -> bool:
+    """And the Job controller says so, which is what its turn's end waits for."""
     jobs, pods = await mine(kube, f"low-{pair}")
-    return any(job["spec"].get("suspend") for job in jobs) and not pods
+    return not pods and any((view := job_view(job)) is not None and view.halted for job in jobs)
 
 
 async def other_made(kube: KubeClient, pair: str) -> bool:
@@ -69,12 +72,16 @@ async def other_made(kube: KubeClient, pair: str) -> bool:
     return bool(jobs)
 
 
-async def stopped_gone(kube: KubeClient, pair: str) -> bool:
+async def other_ended(kube: KubeClient, pair: str) -> bool:
+    return await phase(kube, f"high-{pair}") == "Succeeded"
+
+
+async def goes_on(kube: KubeClient, pair: str) -> bool:
     jobs, _ = await mine(kube, f"low-{pair}")
-    return not any(job["metadata"]["labels"][ATTEMPT_LABEL] == "0" for job in jobs)
+    return any(job["metadata"]["labels"][ATTEMPT_LABEL] == "1" for job in jobs)
 
 
-STEPS: tuple[Seen, ...] = (asked, suspended, pods_gone, other_made, stopped_gone)
+STEPS: tuple[Seen, ...] = (asked, suspended, pods_gone, other_made, other_ended, goes_on)
 VICTIMS = ("worker", "temporal")
 
 
@@ -129,3 +136,7 @@ async def test_a_preemption_survives_a_kill_at_each_of_its_steps(fleet: Stack) -
     assert report.left == []
     assert told == dict.fromkeys(steps, (0, 1)), "each is stopped once, and no retry is counted"
     assert all(len(runs) == len(set(runs)) for runs in runs_of(revisions).values()), "an attempt ran twice"
+    made = {
+        (meta["name"], meta["uid"]) for r in revisions if r.kind == "job" and r.value and (meta := r.value["metadata"])
+    }
+    assert len(made) == 2 * len(steps), "a Job that was stopped goes on, and none takes its place"

@@ -1,4 +1,4 @@
-"""A cluster in a few lines, for planners that decide many rounds: Jobs get pods, run, end, are suspended and go.
+"""A cluster in a few lines, for planners that decide many rounds: Jobs get pods, run, end, are stopped and go on.
 
 Everything takes effect at once but the end of a pod that is stopped, which takes until `tick` is called the next time,
 and a gang's pods, which are there one after the other and wait for their gates to be lifted.
@@ -30,6 +30,7 @@ from tests.planning.builders import NOW, round_of, snapshot
 class Cluster:
     """`runs`: how many seconds each workload needs, by UID; what is not there never ends by itself. `unstoppable`: UIDs
     whose Jobs nobody may suspend; `refused`: until when each of these, once that was tried, must be left alone.
+    `modern`: its Job controller takes a suspended Job's start time back; `lets_go_on`: it lets such a one change.
     """
 
     nodes: list[NodeView]
@@ -47,6 +48,9 @@ class Cluster:
     lifts: int = 512  # gates that a round lifts
     unstoppable: set[str] = field(default_factory=set)
     refused: dict[str, float] = field(default_factory=dict)
+    modern: bool = True
+    lets_go_on: bool = True
+    resumed: list[str] = field(default_factory=list)
 
     def add(self, *views: WorkloadView, run: float | None = None) -> None:
         for view in views:
@@ -71,8 +75,10 @@ class Cluster:
         self.refused |= refused
         self.ledger = after_carrying_out(self.ledger, decision.withdrawals, (), (), {}, {}, {}, refused)
         for withdrawal in decision.withdrawals:
-            del self.jobs[withdrawal.uid]
-            self._remove_pods(withdrawal.uid)
+            assert withdrawal.job_uid == self.jobs[withdrawal.uid].uid
+            if not withdrawal.keep:
+                del self.jobs[withdrawal.uid]
+                self._remove_pods(withdrawal.uid)
         for pin in decision.pins:
             self.lift(pin, self.lifts)
         for stop in decision.preemptions:
@@ -83,13 +89,12 @@ class Cluster:
             self.stopped.append((stop.uid, stop.message))
             self.lent.append(self.jobs[stop.uid].backfill is not None)
         for place in decision.assignments:
-            assert place.uid not in self.jobs and place.uid not in self.pods, f"{place.uid} has a Job already"
             view = self.workloads[place.uid]
+            uid, name = self._made(place)
             job = JobView(
-                f"{place.uid}-{place.turn.attempt}", view.namespace, place.job_name, 1, view.uid, place.turn.attempt, 0,
-                place.node, place.requests, self.now, self.now, not place.places, backfill=place.backfill,
-                lent=place.lent, counted=True, places=place.places, missing=pods_in(place.places),
-                active_deadline=view.spec.active_deadline_seconds if view.spec else None,
+                uid, view.namespace, name, 1, view.uid, place.turn.attempt, 0, place.node, place.requests, self.now,
+                self.now, not place.places, backfill=place.backfill, lent=place.lent, counted=True, places=place.places,
+                missing=pods_in(place.places), active_deadline=view.spec.active_deadline_seconds if view.spec else None,
             )  # fmt: skip
             self.jobs[view.uid] = job
             if place.places:
@@ -100,6 +105,18 @@ class Cluster:
                     running=True,
                 )  # fmt: skip
         return decision
+
+    def _made(self, place: Assignment) -> tuple[str, str]:
+        """UID and name of its Job: the one that was stopped, where that can go on, else a new one."""
+        stopped, known = place.resumes, self.jobs.get(place.uid)
+        assert place.uid not in self.pods, f"{place.uid} has a pod already"
+        assert (stopped.uid if stopped else None) == (known.uid if known else None), f"{place.uid} has a Job already"
+        if stopped is None or known is None or not self.lets_go_on:
+            return f"{place.uid}-{place.turn.attempt}", place.job_name
+        assert known.halted and known.started is None and not known.places and not place.places
+        assert known.attempt < place.turn.attempt
+        self.resumed.append(place.uid)
+        return known.uid, known.name
 
     def _gang(self, view: WorkloadView, place: Assignment) -> None:
         """All or nothing, and in one domain if it must be."""
@@ -151,6 +168,7 @@ class Cluster:
         for uid, job in list(self.jobs.items()):
             if job.preempted:
                 self._remove_pods(uid)
+                self.jobs[uid] = replace(job, halted=True, started=None if self.modern else job.started)
             elif job.ready and job.started is not None and self.now - job.started >= self.runs.get(uid, float("inf")):
                 del self.jobs[uid], self.workloads[uid]
                 self._remove_pods(uid)

@@ -24,6 +24,7 @@ from planning.model import (
     PodView,
     Resources,
     Snapshot,
+    Stopped,
     Turn,
     WorkloadView,
 )
@@ -400,3 +401,13 @@ def test_only_the_promised_job_or_a_later_one_makes_a_promise_visible() -> None:
     old = job("a", "n", 0, gpus=3, finished="Failed")
     assert left_on_n(snapshot([node("n", 8)], jobs=[old]), {"a": promise("a", "n", 1, gpus=3)}).gpus == 5
     assert left_on_n(snapshot([node("n", 8)], jobs=[old]), {"a": promise("a", "n", 0, gpus=3)}).gpus == 8
+
+
+@pytest.mark.parametrize("name", ["a-a-0", "a-a-1"])
+def test_a_promise_to_a_stopped_job_is_not_counted_beside_its_pod_whichever_job_made_that(name: str) -> None:
+    """The pod may be visible before the Job shows that it goes on, or was replaced."""
+    resumes = replace(promise("a", "n", 1, gpus=3), resumes=Stopped("a-a-0", "j", 1))
+    halted = job("a", "n", 0, gpus=3, preempted=True, halted=True)
+    made = pod("p", "n", of=replace(halted, name=name), running=True)
+    assert left_on_n(snapshot([node("n", 8)], jobs=[halted]), {"a": resumes}).gpus == 5
+    assert left_on_n(snapshot([node("n", 8)], jobs=[halted], pods=[made]), {"a": resumes}).gpus == 5

@@ -63,6 +63,15 @@ def test_a_job_that_goes_on_is_named_with_its_node() -> None:
     assert told(snapshot([node("n")], [workload("w")])).state == "queued"
 
 
+def test_who_was_stopped_is_in_the_queue_once_its_job_may_go_on() -> None:
+    stopped = job("w", "n", preempted=True)
+    seen = snapshot([node("n")], [workload("w")], jobs=[stopped])
+    assert told(seen).state == "outside", "its pods are still going"
+    found = told(replace(seen, jobs=(replace(stopped, halted=True),)))
+    assert (found.state, found.position, found.next_node) == ("queued", 1, "n")
+    assert told(replace(seen, jobs=(replace(stopped, halted=True, started=NOW),))).state == "outside", "it is replaced"
+
+
 def test_who_backs_off_or_names_a_strategy_that_nobody_has_is_not_promised_a_place() -> None:
     backing_off = workload("w", status={"phase": "Pending", "message": "retry 1 of 3 in 30 s"})
     found = told(snapshot([node("n")], [backing_off]))

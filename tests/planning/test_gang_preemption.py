@@ -131,6 +131,15 @@ def test_a_large_gang_may_stop_more_than_a_single_one() -> None:
     assert len(after(cluster, named("gang", 8, 6, **HIGH))) == 48 and "gang" in cluster.running
 
 
+def test_a_gang_that_was_stopped_is_replaced_as_soon_as_its_pods_are_gone() -> None:
+    cluster = there([labelled("n", 8)], named("gang", 2, 4, **LOW))
+    cluster.add(named("high", 8, **HIGH))
+    cluster.settle()
+    cluster.tick(1)
+    (withdrawal,) = cluster.round().withdrawals
+    assert (withdrawal.uid, withdrawal.keep) == ("gang", False) and "gang" not in cluster.jobs
+
+
 def test_gangs_that_may_grow_do_not_stop_each_other_in_turn() -> None:
     """Who stops another takes no more than it was entitled to: else the other could have it back, and so on."""
     granted = [quota("all"), quota("a", "a", gpus=4, cohort="all"), quota("b", "b", gpus=4, cohort="all")]

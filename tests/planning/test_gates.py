@@ -234,8 +234,9 @@ def test_what_runs_or_ended_is_left_alone(gated: str, nodes: str, change: dict[s
 def test_a_stopped_gang_is_queued_again_when_its_pods_are_gone() -> None:
     it = made(preempted=True, ready=True)
     assert not decided(it, pods_of(it, "lll", nodes="aab", terminating=True)).withdrawals
-    (back,) = decided(it, []).withdrawals
-    assert back.reason == "Preempted" and "was stopped on 2 nodes (a, b)" in back.message
+    assert not decided(it, []).withdrawals, "its controller may still count one"
+    (back,) = decided(replace(it, halted=True), []).withdrawals
+    assert back.reason == "Preempted" and not back.keep and "was stopped on 2 nodes (a, b)" in back.message
 
 
 # --- what its Job tells ---------------------------------------------------------------------------------------------

@@ -34,6 +34,17 @@ def test_a_new_job_is_shown_and_then_that_it_runs() -> None:
     assert lags(running, RUNNING) == []
 
 
+def test_a_job_that_goes_on_in_a_later_turn_is_shown_though_nobody_told_that_it_was_stopped() -> None:
+    running = shown(workload("a"), RUNNING)
+    again = replace(RUNNING, attempt=1, node="m", created=NOW + 60)
+    nodes = [node("n"), node("m")]
+    (lag,) = lags(running, again, nodes=nodes)
+    assert (lag.status["attempt"], lag.status["assignedNode"]) == (1, "m")
+    waiting = replace(again, ready=False, resumed=True)
+    (lag,) = lags(replace(running, status={**running.status, "phase": "Scheduling"}), waiting, nodes=nodes)
+    assert lag.status["message"] == f"Job {again.name} was resumed on node m"
+
+
 def test_a_job_of_a_spec_that_was_edited_is_not_shown_as_the_edited_one() -> None:
     view = workload("a", spec={"image": "y"}, generation=2)
     assert lags(view, RUNNING) != []

@@ -85,11 +85,12 @@ def attainable(cluster: Cluster, view: WorkloadView) -> bool:
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(quotas(), arrivals(), st.lists(st.integers(0, 3), max_size=14), UNSTOPPABLE)
+@given(quotas(), arrivals(), st.lists(st.integers(0, 3), max_size=14), UNSTOPPABLE, st.booleans(), st.booleans())
 def test_everything_that_can_run_runs_and_ends(
-    granted: list[QuotaView], coming: list[tuple[WorkloadView, float]], together: list[int], firm: set[int]
-) -> None:
-    cluster = Cluster(NODES, granted)
+    granted: list[QuotaView], coming: list[tuple[WorkloadView, float]], together: list[int], firm: set[int],
+    modern: bool, lets_go_on: bool,
+) -> None:  # fmt: skip
+    cluster = Cluster(NODES, granted, modern=modern, lets_go_on=lets_go_on)
     cluster.unstoppable = {f"w{i}" for i in firm}
     waiting, served = list(coming), set[tuple[str, str]]()
     for step in range(400):

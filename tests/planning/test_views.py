@@ -195,6 +195,40 @@ def test_a_job_that_the_ledger_takes_back_is_known_by_its_mark() -> None:
         assert view is not None and view.withdrawn is withdrawn
 
 
+@pytest.mark.parametrize(
+    ("status", "halted"),
+    [
+        ({}, False),
+        ({"conditions": [{"type": "Suspended", "status": "False"}]}, False),
+        ({"conditions": [{"type": "Suspended", "status": "True"}]}, True),
+        ({"conditions": [{"type": "Suspended", "status": "True"}], "active": 1}, False),
+        ({"conditions": [{"type": "Suspended", "status": "True"}], "active": 0, "terminating": 1}, False),
+        ({"conditions": "Suspended"}, False),
+    ],
+)
+def test_a_stopped_job_is_halted_once_its_controller_counts_no_pod(status: dict[str, Any], halted: bool) -> None:
+    marks = {"gpu.warp.dev/preempted": "for another"}
+    meta = {"uid": "j", "labels": {"gpu.warp.dev/workload-uid": "u"}, "annotations": marks}
+    for suspend in (True, False, None):
+        view = job_view({"metadata": meta, "spec": {"suspend": suspend}, "status": status})
+        assert view is not None and (view.preempted, view.halted) == (suspend is True, halted and suspend is True)
+
+
+@pytest.mark.parametrize(
+    ("mark", "resumed", "created"),
+    [
+        ("1800000000", True, 1.8e9),
+        ("5", True, 1767225600.0),
+        ("soon", False, 1767225600.0),
+        ("9" * 20, False, 1767225600.0),
+    ],
+)
+def test_a_resumed_job_counts_from_then(mark: str, resumed: bool, created: float) -> None:
+    meta = {"uid": "j", "labels": {"gpu.warp.dev/workload-uid": "u"}, "creationTimestamp": "2026-01-01T00:00:00Z"}
+    view = job_view({"metadata": meta | {"annotations": {"gpu.warp.dev/resumed": mark}}})
+    assert view is not None and (view.resumed, view.created) == (resumed, created)
+
+
 def test_numbers_that_no_status_can_hold_are_cut() -> None:
     labels = {"gpu.warp.dev/workload-uid": "u", "gpu.warp.dev/attempt": "9" * 20}
     view = job_view({"metadata": {"uid": "j", "labels": labels, "annotations": {"gpu.warp.dev/retries": "9" * 20}}})

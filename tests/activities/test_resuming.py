@@ -1,0 +1,222 @@
+"""A Job that was stopped goes on in its workload's next turn, or is replaced; however often that is tried, once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from temporalio.testing import ActivityEnvironment
+
+from activities.signatures import HandBack, WorkloadRef
+from activities.workloads import Workloads
+from activities.writes import delete_job_before
+from crds.settings import Settings
+from kube.errors import AlreadyExists, Conflict, Forbidden, Invalid, KubeError, NotFound, Unavailable
+from kube.resources import JOBS
+from planning.jobs import job_manifest
+from planning.model import Assignment, Decision, JobView, Resources, Stopped, Turn, Withdrawal
+from planning.views import job_view, workload_view
+from tests.activities.test_placements import Cache, carry_out, stored
+
+FIRST = Assignment("u", "ns", "w", 1, 7, Turn(0), "a", Resources(1, 0, 0, 1), "leastLoaded", "w-u-0")
+NEXT = replace(FIRST, turn=Turn(1), node="b", job_name="w-u-1", resumes=Stopped("w-u-0", "j", 5))
+STOPPED = {"type": "Suspended", "status": "True"}
+IMMUTABLE = Invalid("spec.template: Invalid value: …: field is immutable", status=422)
+GOES_ON, REPLACED = ["patch w-u-0"], ["delete w-u-0", "create w-u-1"]
+
+
+class Dies(Exception):
+    """The worker does, between two requests."""
+
+
+class Cluster:
+    """Has Jobs, and merges patches into them at their version; `refusal` is its answer to one that lets a Job go on.
+    `dies_after`: so many writes that took effect, and of the last one nobody hears.
+    """
+
+    def __init__(self, refusal: KubeError | None = None, dies_after: int = 99) -> None:
+        self.refusal, self.dies_after, self.version = refusal, dies_after, 5
+        self.done: list[str] = []
+        job = job_manifest(workload_view(stored()), FIRST, Settings())
+        job["metadata"] |= {"uid": "j", "resourceVersion": "5"}
+        job["metadata"]["annotations"]["gpu.warp.dev/preempted"] = "for another"
+        job["spec"]["suspend"] = True
+        self.jobs: dict[str, dict[str, Any]] = {"w-u-0": job | {"status": {"conditions": [STOPPED]}}}
+
+    def _wrote(self, what: str, job: dict[str, Any]) -> dict[str, Any]:
+        self.version += 1
+        job["metadata"]["resourceVersion"] = str(self.version)
+        self.done.append(what)
+        if len(self.done) == self.dies_after:
+            raise Dies
+        return job
+
+    def _at(self, name: str, uid: str, version: object) -> dict[str, Any]:
+        if name not in self.jobs:
+            raise NotFound("no such Job", status=404)
+        meta = self.jobs[name]["metadata"]
+        if (uid, version or meta["resourceVersion"]) != (meta["uid"], meta["resourceVersion"]):
+            raise Conflict("it changed", status=409)
+        return self.jobs[name]
+
+    async def get(self, kind: Any, name: str, _: str) -> dict[str, Any]:
+        if kind != JOBS:
+            return stored()
+        if name not in self.jobs:
+            raise NotFound("no such Job", status=404)
+        return self.jobs[name]
+
+    async def merge_patch(self, kind: Any, name: str, _: str, body: dict[str, Any], **__: Any) -> dict[str, Any]:
+        if kind != JOBS:
+            return stored()
+        meta = body["metadata"]
+        job = self._at(name, meta["uid"], meta.get("resourceVersion"))
+        if "spec" not in body:
+            job["metadata"]["annotations"] |= meta["annotations"]
+            return job
+        if self.refusal is not None:
+            raise self.refusal
+        merge(job, body)
+        return self._wrote(f"patch {name}", job)
+
+    async def create(self, _: Any, manifest: dict[str, Any], __: str) -> dict[str, Any]:
+        name = manifest["metadata"]["name"]
+        if name in self.jobs:
+            raise AlreadyExists("there is one", status=409)
+        self.jobs[name] = manifest
+        manifest["metadata"]["uid"] = name
+        return self._wrote(f"create {name}", manifest)
+
+    async def delete(self, _: Any, name: str, __: str, *, uid: str, resource_version: object, **___: Any) -> None:
+        job = self._at(name, uid, None if resource_version is None else str(resource_version))
+        del self.jobs[name]
+        self._wrote(f"delete {name}", job)
+
+    @property
+    def live(self) -> list[tuple[str, int, str]]:
+        """Jobs that are to run: name, attempt, node."""
+        views = [view for job in self.jobs.values() if (view := job_view(job)) is not None and not view.preempted]
+        return [(view.name, view.attempt, view.node) for view in views]
+
+
+def merge(into: dict[str, Any], patch: dict[str, Any]) -> None:
+    """As RFC 7386 says."""
+    for key, value in patch.items():
+        if value is None:
+            into.pop(key, None)
+        elif isinstance(value, dict) and isinstance(into.get(key), dict):
+            merge(into[key], value)
+        else:
+            into[key] = value
+
+
+async def place(cluster: Cluster, attempt: int = 1, heard: list[str] | None = None) -> Any:
+    cache = Cache(workload_view(stored()))
+    return await carry_out(Decision(assignments=[NEXT]), attempt, cache=cache, kube=cluster, heard=heard)
+
+
+async def test_a_stopped_job_becomes_the_next_turns_in_one_write() -> None:
+    cluster, heard = Cluster(), list[str]()
+    done = await place(cluster, heard=heard)
+    assert (cluster.done, done.made, done.stale, done.refused) == (GOES_ON, {"u": 6}, [], [])
+    assert cluster.live == [("w-u-0", 1, "b")] and heard == ["Scheduled"]
+    job = cluster.jobs["w-u-0"]
+    assert "gpu.warp.dev/preempted" not in job["metadata"]["annotations"] and job["spec"]["suspend"] is False
+    assert job["spec"]["template"]["metadata"]["labels"]["gpu.warp.dev/attempt"] == "1"
+
+
+@pytest.mark.parametrize("refusal", [IMMUTABLE, Forbidden("admission webhook denied the request", status=403)])
+async def test_one_that_may_not_go_on_is_replaced_and_nothing_is_counted(refusal: KubeError) -> None:
+    cluster = Cluster(refusal)
+    done = await place(cluster)
+    assert cluster.done == REPLACED and cluster.live == [("w-u-1", 1, "b")]
+    assert (list(done.made), done.stale, done.refused) == (["u"], [], [])
+
+
+async def test_one_that_somebody_deleted_meanwhile_is_replaced() -> None:
+    cluster = Cluster()
+    cluster.jobs.clear()
+    assert list((await place(cluster)).made) == ["u"]
+    assert cluster.live == [("w-u-1", 1, "b")]
+
+
+async def test_one_that_changed_meanwhile_is_decided_upon_again() -> None:
+    for refusal in (None, IMMUTABLE):
+        cluster = Cluster(refusal)
+        cluster.jobs["w-u-0"]["metadata"]["resourceVersion"] = "9"
+        done = await place(cluster)
+        assert (done.stale, done.made, cluster.done) == (["u"], {}, [])
+
+
+async def test_while_nobody_answers_it_is_neither_replaced_nor_refused() -> None:
+    cluster = Cluster(Unavailable("no answer", reason="ConnectionFailed"))
+    with pytest.raises(Unavailable):
+        await place(cluster)
+    assert cluster.done == []
+
+
+@pytest.mark.parametrize(("refusal", "writes"), [(None, 1), (IMMUTABLE, 1), (IMMUTABLE, 2)])
+@pytest.mark.parametrize("tries", [1, 2])
+async def test_a_worker_that_dies_between_two_writes_leaves_one_job(
+    refusal: KubeError | None, writes: int, tries: int
+) -> None:
+    cluster = Cluster(refusal, dies_after=writes)
+    with pytest.raises(Dies):
+        await place(cluster)
+    for attempt in range(2, 2 + tries):
+        done = await place(cluster, attempt)
+        assert (list(done.made), done.stale, done.refused) == (["u"], [], [])
+    (name, *told), expected = cluster.live[0], "w-u-0" if refusal is None else "w-u-1"
+    assert (len(cluster.live), name, told) == (1, expected, [1, "b"])
+
+
+async def test_two_that_let_it_go_on_at_once_make_one_job() -> None:
+    """The first was given up on and goes on all the same; the second came while its answer was on its way."""
+    cluster = Cluster()
+    for _ in range(2):
+        done = await place(cluster)
+        assert (done.made, done.stale) == ({"u": 6}, [])
+    assert cluster.done == GOES_ON
+
+
+async def test_the_end_of_a_turn_writes_nothing_to_a_job_that_is_kept() -> None:
+    cluster = Cluster()
+    over = Withdrawal(
+        "u", "ns", "w", "w-u-0", "j", Turn(1), "m", job_version=5, generation=1, reason="Preempted", keep=True
+    )
+    done = await carry_out(Decision(withdrawals=[over]), cache=Cache(workload_view(stored())), kube=cluster)
+    assert (done.stale, cluster.done) == ([], [])
+
+
+def seen(cluster: Cluster) -> JobView:
+    view = job_view(cluster.jobs["w-u-0"])
+    assert view is not None
+    return view
+
+
+async def test_a_job_that_goes_on_is_not_taken_for_that_of_the_turn_before() -> None:
+    """A workload's own workflow deletes Jobs by what its cache shows, which may be older than the turn."""
+    cluster = Cluster()
+    before = seen(cluster)
+    await place(cluster)
+    await delete_job_before(cast(Any, cluster), before, 1)
+    assert cluster.live == [("w-u-0", 1, "b")]
+    await delete_job_before(cast(Any, cluster), before, 2)
+    assert cluster.live == []
+    await delete_job_before(cast(Any, cluster), before, 3)
+
+
+async def test_a_hand_back_deletes_a_stopped_job_though_its_status_changed_meanwhile() -> None:
+    cluster = Cluster()
+    cache = Cache(workload_view(stored()), jobs=(seen(cluster),))
+    cluster.jobs["w-u-0"]["metadata"]["resourceVersion"] = "6"
+
+    async def signal(*_: Any, **__: Any) -> None:
+        return None
+
+    temporal = SimpleNamespace(start_workflow=signal)
+    workloads = Workloads(cast(Any, cache), cast(Any, cluster), cast(Any, temporal), cast(Any, None))
+    await ActivityEnvironment().run(workloads.hand_back, HandBack(WorkloadRef("u", "ns", "w"), Turn(1)))
+    assert cluster.jobs == {}
