@@ -170,7 +170,7 @@ async def a_gang_gets_all_of_its_places_from_its_reservation(tenant: Tenant) -> 
     name = await reserve(tenant, "r", 4, time.time() - 5, 150, gpusPerNode=2)
     await until(tenant, name, phase="Active", reserved=4)
     kept = [each["name"] for each in (await tenant.kube.get(GPURESERVATIONS, name))["status"]["nodes"]]
-    await tenant.apply("gang", 1, run="20s", replicas=4, reservation=name)
+    await tenant.apply("gang", 1, run="30s", replicas=4, reservation=name)
     running = await tenant.until("gang", phase="Running", placedReplicas=4, seconds=60)
     assert running["status"]["nodes"] == [{"name": node, "pods": 2} for node in sorted(kept)]
     await until(tenant, name, used=4)
