@@ -1,7 +1,8 @@
 """Admission: workloads per second from create to Job created, next to bare Jobs on the same stack in the same run.
 
 For whoever changes the path from a GPUWorkload to its Job. Also what it costs: API writes, history events, CPU and
-memory. `--scale` is 1,000 nodes and 5,000 workloads for the memory of controller and worker; it asserts nothing.
+memory. `--scale` is 1,000 nodes and 5,000 workloads for the memory of controller and worker, `--fill
+--nodes 500 --workloads 4000` KAI's shape: all nodes filled, from creation to Running. It asserts nothing.
 """
 
 from __future__ import annotations
@@ -162,7 +163,8 @@ class Bench:
                     await self._remove(kube)
                 workloads = [workload(f"w-{i:05d}", seconds) for i in range(count)]
                 await self._round("berth", kube, BERTH, lambda: cluster.create_all(kube, GPUWORKLOADS, workloads))
-                await self._until_ended(kube, count)
+                if not self.options.fill:
+                    await self._until_ended(kube, count)
             finally:
                 sampling.cancel()
                 with suppress(asyncio.CancelledError):
@@ -175,7 +177,7 @@ class Bench:
         self._memory()
 
     async def _round(self, name: str, kube: KubeClient, namespace: str, create: Callable[[], Any]) -> None:
-        """Creates everything and waits until all Jobs completed."""
+        """Creates everything and waits until all Jobs completed, or run where they fill the nodes."""
         count = self.options.workloads
         progress(f"{name}: {count} …")
         jobs = Jobs(kube, namespace)
@@ -188,7 +190,8 @@ class Bench:
             await create()
             accepted = time.monotonic() - began
             deadline = began + self.options.timeout
-            while len(jobs.seen["complete"]) < count and time.monotonic() < deadline:
+            until = jobs.seen["running" if self.options.fill else "complete"]
+            while len(until) < count and time.monotonic() < deadline:
                 await asyncio.sleep(0.1)
             await asyncio.sleep(2.0 if name == "berth" else 1.0)  # the last status, events, removals
             spent = measure.spent(cpu, measure.stack_cpu(self.stack))
@@ -224,6 +227,9 @@ class Bench:
         """Clears the bare Jobs away, so that both rounds begin alike."""
         jobs, _ = await kube.list(JOBS, BARE, metadata_only=True)
         await cluster.each(jobs, lambda job: kube.delete(JOBS, job["metadata"]["name"], BARE))
+        deadline = time.monotonic() + self.options.timeout
+        while (await kube.list(PODS, BARE, metadata_only=True))[0] and time.monotonic() < deadline:
+            await asyncio.sleep(1.0)
         await asyncio.sleep(3.0)
 
     async def _until_ended(self, kube: KubeClient, count: int) -> None:
@@ -251,7 +257,7 @@ class Bench:
     def _ratios(self) -> None:
         report, berth = self.report, self.report.values["berth"]
         bare = self.report.values.get("bare")
-        for step in STEPS:
+        for step in STEPS[:2] if self.options.fill else STEPS:
             mine = berth["steps"][step]
             note = f"{mine['count']:,} in {mine['seconds']} s"
             if bare and mine["per_second"]:
@@ -303,7 +309,12 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds for each of the two rounds")
     parser.add_argument("--data", type=Path, help="an empty folder for the stack; left out: a temporary one")
     parser.add_argument("--scale", action="store_true", help="1,000 nodes, 5,000 workloads, no comparison: memory")
+    parser.add_argument(
+        "--fill", action="store_true", help="500 nodes, 4,000 workloads that go on running: KAI's shape"
+    )
     options = parser.parse_args()
+    if options.fill:
+        options.run_seconds = 7200.0
     if options.scale:
         options.nodes, options.workloads, options.no_bare, options.timeout = 1000, 5000, True, 3600.0
     title = f"admission: {options.workloads:,} workloads on {options.nodes:,} kwok nodes"
