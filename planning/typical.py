@@ -9,7 +9,7 @@ request, and else what is free on GPUs that have less than it needs.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TypeVar
@@ -118,8 +118,10 @@ def _enough(kind: Kind, devices: Devices) -> int:
 
 
 class Room:
-    """For how many GPUs a node would serve rare requests for whole ones: each kind alone, as often as it fits, weighted
-    by its share. A request for a part of a GPU finds one nearly anywhere.
+    """How many of a node's whole GPUs rare requests for such could use: each kind alone, weighted by its share.
+
+    As for fragments, all that are free are usable if it fits; but in equal parts for as many of it as there are GPUs
+    for, and of these parts only those for which there is CPU. A request for a part of a GPU finds one nearly anywhere.
     """
 
     def __init__(self, requests: Iterable[Typical]) -> None:
@@ -130,14 +132,16 @@ class Room:
         """On a node of that GPU model with so much CPU and so many whole GPUs free."""
         table = self._tables.get((model, whole))
         if table is None:
-            table = self._tables[model, whole] = _up_to(
-                (number * each.kind.cpu_milli, each.share * each.kind.gpus)
-                for each in self._rare
-                if each.kind.takes(model)
-                for number in range(1, whole // each.kind.gpus + 1)
-            )
+            table = self._tables[model, whole] = _up_to(self._parts(model, whole))
         steps, room = table
         return room[bisect_right(steps, cpu_milli)]
+
+    def _parts(self, model: str, whole: int) -> Iterator[tuple[int, float]]:
+        for each in self._rare:
+            if each.kind.takes(model):
+                times = whole // each.kind.gpus
+                for number in range(1, times + 1):
+                    yield number * each.kind.cpu_milli, each.share * whole / times
 
 
 def _up_to(parts: Iterable[tuple[int, float]]) -> tuple[list[int], list[float]]:

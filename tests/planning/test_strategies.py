@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import exp
 from random import Random
 
 import pytest
@@ -166,6 +167,11 @@ def test_scores_of_fgd_are_coarse_and_never_overflow() -> None:
     assert (score(0), score(1000), score(-1000), score(1e12), score(-1e12)) == (50, 73, 26, 99, 0)
     assert len({score(fall) for fall in range(-20, 20)}) == 2
     assert score(-1e-12) == score(1e-12) == 50, "sums of shares are never quite exact"
+
+
+@given(st.floats(-1e4, 1e4).filter(lambda fall: abs(fall) > 1e-5))
+def test_scores_of_fgd_are_the_sigmoid_cut_to_an_integer(fall: float) -> None:
+    assert score(fall) == int(100 / (1 + exp(-fall / 1000)))
 
 
 def test_a_round_knows_what_is_typical() -> None:

@@ -72,22 +72,33 @@ def test_fragments_are_what_typical_requests_cannot_use(
 @given(
     st.lists(st.tuples(kinds, st.floats(0.1, 9), st.booleans()), max_size=8),
     st.sampled_from(["T4", "x"]),
-    st.integers(-1, 20_000),
+    st.integers(0, 20_000),
     st.integers(0, 8),
 )
-def test_room_is_the_gpus_that_rare_requests_for_whole_ones_would_get(
+def test_room_is_what_rare_requests_for_whole_gpus_could_use(
     asked: list[tuple[Kind, float, bool]], model: str, cpu: int, whole: int
 ) -> None:
     expected = 0.0
     for each, share, rare in asked:
-        times = 0
-        while rare and each.gpus and each.gpu_milli == WHOLE and (not each.models or model in each.models):
-            if (times + 1) * each.gpus > whole or (times + 1) * each.cpu_milli > cpu:
-                break
-            times += 1
-        expected += share * times * each.gpus
+        if (
+            not rare
+            or each.gpu_milli < WHOLE
+            or not 0 < each.gpus <= whole
+            or (each.models and model not in each.models)
+        ):
+            continue
+        times = served = whole // each.gpus
+        while served * each.cpu_milli > cpu:
+            served -= 1
+        expected += share * whole * served / times
     room = Room(Typical(each, share, rare) for each, share, rare in asked)
     assert room.on(model, cpu, whole) == pytest.approx(expected, abs=1e-9)
+
+
+def test_cpu_for_one_of_two_makes_room_on_half_of_the_gpus() -> None:
+    room = Room([Typical(Kind(4, WHOLE, 30_000), 1.0, rare=True)])
+    assert [room.on("", cpu, 8) for cpu in (29_999, 30_000, 59_999, 60_000)] == [0, 4, 4, 8]
+    assert [room.on("", 60_000, whole) for whole in range(8)] == [0, 0, 0, 0, 4, 5, 6, 7]
 
 
 def test_newer_workloads_count_more_and_those_that_cannot_be_read_not_at_all() -> None:
