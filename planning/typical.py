@@ -1,14 +1,15 @@
-"""What is typically asked for, and how much of a node's free GPUs such requests could not use: its fragmentation.
+"""What is typically asked for and what rarely; how much of a node's free GPUs typical requests could not use: its
+fragmentation; and for how many GPUs' worth of rare ones it has room.
 
-For the strategies that avoid it. Source: Weng et al., "Beware of Fragmentation" (ATC 2023), section 3: for each typical
-request, weighted by how often it comes, all that is free is a fragment if the node cannot hold the request, and else
-what is free on GPUs that have less than it needs.
+For the strategies that look ahead. Source of the former: Weng et al., "Beware of Fragmentation" (ATC 2023), section 3:
+for each typical request, weighted by how often it comes, all that is free is a fragment if the node cannot hold the
+request, and else what is free on GPUs that have less than it needs.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TypeVar
@@ -34,63 +35,56 @@ class Kind:
     models: tuple[str, ...] = ()
     resource: str = ""
 
+    def takes(self, model: str) -> bool:
+        """Whether it could use GPUs of that model."""
+        return bool(self.gpus) and (not self.models or model in self.models)
+
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """A kind of request and its share of all requests that are typical."""
+    """A kind of request and its share of all requests that are typical; or if `rare`, of all for GPUs that are."""
 
     kind: Kind
     share: float
+    rare: bool = False
 
 
 def typical(asked: Iterable[tuple[Kind, float]]) -> tuple[Typical, ...]:
-    """The most frequent kinds, and with what share; `asked` are kinds with how often, in any order and repeatedly."""
+    """The most frequent kinds, and with what share; `asked` are kinds with how often, in any order and repeatedly.
+
+    After them the other kinds that ask for GPUs, which are rare.
+    """
     weights: dict[Kind, float] = {}
     for kind, weight in asked:
         weights[kind] = weights.get(kind, 0.0) + weight
     total, covered = sum(weights.values()), 0.0
     chosen: list[tuple[Kind, float]] = []
+    rest: list[tuple[Kind, float]] = []
     for kind, weight in sorted(weights.items(), key=lambda item: (-item[1], item[0])):
-        if covered >= COVERAGE * total:
-            break
-        chosen.append((kind, weight))
-        covered += weight
+        if covered < COVERAGE * total:
+            chosen.append((kind, weight))
+            covered += weight
+        elif kind.gpus:
+            rest.append((kind, weight))
     # In steps, so that one workload more or less among thousands mostly changes nothing: whoever knows the same typical
-    # requests as before still knows what it found out about nodes.
-    return tuple(Typical(kind, round(weight / covered, 3)) for kind, weight in chosen)
+    # requests as before still knows what it found out about nodes. Coarser ones for the rest, of which there are few.
+    uncovered = sum(weight for _, weight in rest)
+    found = [Typical(kind, round(weight / covered, 3)) for kind, weight in chosen]
+    found += [Typical(kind, share, rare=True) for kind, weight in rest if (share := round(weight / uncovered, 2))]
+    return tuple(found)
 
 
 Known = TypeVar("Known")
-Usable = Callable[[Kind, Devices], Iterable[tuple[int, float]]]
-"""What requests of a kind could use of the free GPUs: thousandths, each with the free CPU that it takes in all."""
-
-
-def once(kind: Kind, devices: Devices) -> Iterable[tuple[int, float]]:
-    """All GPUs that have enough, if one request fits: the paper's."""
-    enough = [free for free in devices if free >= kind.gpu_milli]
-    return [(kind.cpu_milli, sum(enough))] if len(enough) >= kind.gpus else []
-
-
-def as_often_as_it_fits(kind: Kind, devices: Devices) -> Iterable[tuple[int, float]]:
-    """The same GPUs, but in equal parts for as many requests as fit there: what CPU is left for counts only."""
-    enough = [free for free in devices if free >= kind.gpu_milli]
-    if kind.gpu_milli < WHOLE:
-        parts = [free / (free // kind.gpu_milli) for free in enough for _ in range(free // kind.gpu_milli)]
-    else:
-        times = len(enough) // kind.gpus
-        parts = [WHOLE * len(enough) / times] * times if times else []
-    return [(number * kind.cpu_milli, part) for number, part in enumerate(parts, 1)]
 
 
 class Fragments:
-    """How many thousandths of GPUs are fragments on a node, for a fixed set of typical requests.
+    """How many thousandths of GPUs are fragments on a node, for a fixed set of typical requests; rare ones are ignored.
 
     A request without GPUs cannot use any: all that is free counts in full for it, whatever becomes of the node.
     """
 
-    def __init__(self, requests: Iterable[Typical], usable: Usable = once) -> None:
-        self._typical = tuple(requests)
-        self._usable = usable
+    def __init__(self, requests: Iterable[Typical]) -> None:
+        self._typical = tuple(each for each in requests if not each.rare)
         self._share = sum(each.share for each in self._typical)
         self._of_model: dict[str, tuple[Typical, ...]] = {}
         self._tables: dict[tuple[str, Devices], tuple[float, list[int], list[float]]] = {}
@@ -109,13 +103,51 @@ class Fragments:
             self._tables.clear()
         takers = self._of_model.get(model)
         if takers is None:
-            takers = tuple(t for t in self._typical if t.kind.gpus and (not t.kind.models or model in t.kind.models))
+            takers = tuple(each for each in self._typical if each.kind.takes(model))
             self._of_model[model] = takers
-        parts = sorted((cpu, each.share * part) for each in takers for cpu, part in self._usable(each.kind, devices))
-        usable = [0.0, *accumulate(part for _, part in parts)]
-        table = self._share * sum(devices), [cpu for cpu, _ in parts], usable
+        usable = _up_to((each.kind.cpu_milli, each.share * _enough(each.kind, devices)) for each in takers)
+        table = self._share * sum(devices), *usable
         self._tables[model, devices] = table
         return table
+
+
+def _enough(kind: Kind, devices: Devices) -> int:
+    """Thousandths of all GPUs that have enough, if one request fits."""
+    enough = [free for free in devices if free >= kind.gpu_milli]
+    return sum(enough) if len(enough) >= kind.gpus else 0
+
+
+class Room:
+    """How many of a node's whole GPUs rare requests for such could use: each kind alone, weighted by its share.
+
+    As for fragments, all that are free are usable if it fits; but in equal parts for as many of it as there are GPUs
+    for, and of these parts only those for which there is CPU. A request for a part of a GPU finds one nearly anywhere.
+    """
+
+    def __init__(self, requests: Iterable[Typical]) -> None:
+        self._rare = tuple(each for each in requests if each.rare and each.kind.gpu_milli == WHOLE)
+        self._tables: dict[tuple[str, int], tuple[list[int], list[float]]] = {}
+
+    def on(self, model: str, cpu_milli: int, whole: int) -> float:
+        """On a node of that GPU model with so much CPU and so many whole GPUs free."""
+        table = self._tables.get((model, whole))
+        if table is None:
+            table = self._tables[model, whole] = _up_to(self._parts(model, whole))
+        steps, room = table
+        return room[bisect_right(steps, cpu_milli)]
+
+    def _parts(self, model: str, whole: int) -> Iterator[tuple[int, float]]:
+        for each in self._rare:
+            if each.kind.takes(model):
+                times = whole // each.kind.gpus
+                for number in range(1, times + 1):
+                    yield number * each.kind.cpu_milli, each.share * whole / times
+
+
+def _up_to(parts: Iterable[tuple[int, float]]) -> tuple[list[int], list[float]]:
+    """Steps of free CPU, and the sum of all parts that take no more: below the first step, and from each one on."""
+    known = sorted(parts)
+    return [cpu for cpu, _ in known], [0.0, *accumulate(part for _, part in known)]
 
 
 class ByResource(dict[str, Known]):

@@ -6,14 +6,17 @@ exact ones it loses to plain packing (scheduling.md 3.2), so the score is an int
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
-from math import exp
+from math import log
 
 from planning.strategies.candidates import Candidate, Rank, Request
 from planning.typical import ByResource, Fragments, Typical
 
-# Beyond this many thousandths of GPUs the score does not change any more, and exp would overflow.
-_STEEPEST = 20_000.0
+# Sums of shares are off by less than this; without it, that would tell a fall of nothing from one of nothing.
+_EXACT = 0.5e-6
+# From which fall on the score is 1, 2, … 99.
+_STEPS = [-1000 * log(100 / reached - 1) - _EXACT for reached in range(1, 100)]
 
 
 class FGD:
@@ -37,7 +40,7 @@ class FGD:
 def score(fall: float) -> int:
     """0 to 100, for a fall of fragments in thousandths of GPUs: about 40 of them a step around 50, coarser further off.
 
-    Source: the sigmoid of the authors' simulator, cut to an integer as they do. Sums of shares are off by less than a
-    millionth of a step; unrounded, that would tell a fall of nothing from one of nothing.
+    Source: the sigmoid of the authors' simulator, 100 / (1 + exp(-fall / 1000)), cut to an integer as they do. Here its
+    steps are looked up, for it is asked very often.
     """
-    return int(100 / (1 + exp(-max(-_STEEPEST, min(round(fall, 6), _STEEPEST)) / 1000)))
+    return bisect_right(_STEPS, fall)

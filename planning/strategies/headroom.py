@@ -1,29 +1,39 @@
-"""headroom: as fgd, but among nodes that it finds alike the one that keeps room for the most typical requests.
+"""headroom: as fgd, but among nodes that it finds alike the one where least room is lost for what is rarely asked for.
 
-berth's own. FGD asks of each typical request whether it still fits once; a node with eight free GPUs and CPU for one
-such request counts as wholly usable. Here its ties, which are many, are broken by how often it fits, CPU included.
+berth's own. FGD looks at the kinds of request that make up 95 % of what is asked for. Those for whole nodes are mostly
+not among them, and yet they are the ones that wait, for a small request fits nearly anywhere. fgd, whose scores tie
+often, leaves room for them only as far as taking the fewest free GPUs does; which nodes they need, for their CPU or
+their model, it does not see.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from planning.model import WHOLE
 from planning.strategies.candidates import Candidate, Rank, Request
-from planning.strategies.fgd import score
-from planning.typical import ByResource, Fragments, Typical, as_often_as_it_fits
+from planning.strategies.fgd import FGD
+from planning.typical import ByResource, Room, Typical
 
 
 class Headroom:
-    """fgd's score first, then the same score of what requests could use as often as they fit, then fewest free GPUs."""
+    """fgd's score first, then the least room lost for rare requests, in thousandths of GPUs; then fewest free GPUs."""
 
     name = "headroom"
     steady = True
 
-    def __init__(self, requests: tuple[Typical, ...] = ()) -> None:
-        self._of = ByResource(requests, lambda mine: (Fragments(mine), Fragments(mine, as_often_as_it_fits)))
+    def __init__(self, requests: Iterable[Typical] = ()) -> None:
+        known = tuple(requests)
+        self._fgd = FGD(known)
+        self._room = ByResource(known, Room)
 
     def rank(self, request: Request, candidate: Candidate) -> Rank:
         need, model, cpu = request.requests, candidate.node.gpu_model, candidate.cpu_milli
-        left, before, after = cpu - need.cpu_milli, candidate.devices, candidate.after
-        fits_once, fits_often = self._of[need.gpu_resource]
-        once = fits_once.on(model, cpu, before) - fits_once.on(model, left, after)
-        often = fits_often.on(model, cpu, before) - fits_often.on(model, left, after)
-        return -score(once), -score(often), sum(before)
+        score, free = self._fgd.rank(request, candidate)
+        room, before, after = (
+            self._room[need.gpu_resource],
+            candidate.devices.count(WHOLE),
+            candidate.after.count(WHOLE),
+        )
+        lost = room.on(model, cpu, before) - room.on(model, cpu - need.cpu_milli, after)
+        return score, round(WHOLE * lost), free

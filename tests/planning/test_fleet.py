@@ -19,17 +19,17 @@ from planning.strategies.fgd import FGD
 from planning.typical import Kind, typical
 from tests.planning.builders import GIB, node
 
-LEARNED = FGD(
-    typical(
-        [
-            (Kind(1, 300, 2000), 3.0),
-            (Kind(2, WHOLE, 9000, ("T4",)), 1.0),
-            (Kind(4, WHOLE, 4000), 2.0),
-            (Kind(2, WHOLE, 5, resource=AMD), 2.0),
-        ]
-    )
+KNOWN = typical(
+    [
+        (Kind(1, 300, 2000), 30.0),
+        (Kind(2, WHOLE, 9000, ("T4",)), 10.0),
+        (Kind(4, WHOLE, 4000), 20.0),
+        (Kind(2, WHOLE, 5, resource=AMD), 20.0),
+        (Kind(3, WHOLE, 8000), 2.0),
+        (Kind(3, WHOLE, 5, resource=AMD), 1.0),
+    ]
 )
-STRATEGIES: list[Strategy] = [LEARNED, *(informed(name, tuple) for name in installed() if name != "fgd")]
+STRATEGIES: list[Strategy] = [informed(name, lambda: KNOWN) for name in installed()]
 
 others = st.sampled_from([AMD, SEAT])
 needs = st.one_of(

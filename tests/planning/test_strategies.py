@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import exp
+from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planning.accelerators import AMD
 from planning.capacity import Room
 from planning.filters import Shape
-from planning.fleet import Fleet
+from planning.fleet import Fleet, Place
 from planning.model import GPU_MODEL_LABEL, NodeView, Resources
 from planning.strategies import Request, Strategy, informed, installed
 from planning.strategies.cost_optimized import price
@@ -122,18 +124,54 @@ def test_who_looks_ahead_and_knows_nothing_typical_packs(name: str) -> None:
     assert choose(name, [candidate("a", 4), candidate("b", 1), candidate("c", 1)]) == "b"
 
 
-def test_headroom_counts_how_often_the_typical_fits_where_fgd_asks_whether() -> None:
-    """On b, for lack of CPU, four of the GPUs are of no use to what is typical: one of them costs nothing."""
-    known, need = typical([(Kind(1, 1000, 10_000), 1.0)]), Resources(1, 5_000)
-    nodes = [candidate("a", 4, cpu=34_000), candidate("b", 5, cpu=19_000)]
-    assert choose(FGD(known), nodes, need=need) == "a", "fewest free GPUs"
-    assert choose(Headroom(known), nodes, need=need) == "b", "its CPU suffices for one, before and after"
+# Those for whole nodes are one in a hundred, some of them with more CPU than most nodes have.
+SMALL, LARGE = Kind(1, 1000, 12_000), (Kind(8, 1000, 60_000), Kind(8, 1000, 120_000))
+SELDOM_LARGE = typical([(SMALL, 990), (LARGE[0], 5), (LARGE[1], 5)])
+
+
+def test_headroom_spares_the_nodes_that_only_rare_requests_need() -> None:
+    """Only a has CPU for all that ask for eight GPUs; to fgd both are alike, and a has the first name."""
+    nodes, need = [candidate("a", 8, cpu=128_000), candidate("b", 8, cpu=96_000)], Resources(1, 12_000)
+    assert choose(FGD(SELDOM_LARGE), nodes, need=need) == "a"
+    assert choose(Headroom(SELDOM_LARGE), nodes, need=need) == "b"
+
+
+def test_headroom_keeps_the_cpu_that_rare_requests_need_beside_their_gpus() -> None:
+    """Also from those that want no GPU: what a has left would not do for eight GPUs any more."""
+    nodes, need = [candidate("a", 8, cpu=64_000), candidate("b", 8, cpu=96_000)], Resources(0, 6_000)
+    assert choose(FGD(SELDOM_LARGE), nodes, need=need) == "a"
+    assert choose(Headroom(SELDOM_LARGE), nodes, need=need) == "b"
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32))
+def test_headroom_keeps_nodes_whole_while_small_requests_come_and_go(seed: int) -> None:
+    """Two thirds of all GPUs are in use, and CPU is short on some nodes; whoever wants a whole node still finds one."""
+    draw = Random(seed)
+    fleet = Fleet(candidate(f"n{i}", 8, cpu=(96_000, 128_000)[i % 2]) for i in range(12))
+    strategy, there = Headroom(SELDOM_LARGE), list[tuple[Place, Resources]]()
+    for number in range(400):
+        if len(there) >= 64:
+            fleet.give_back(*there.pop(draw.randrange(len(there))))
+        need = Resources(1, draw.choice((6_000, 12_000, 16_000)))
+        place = fleet.find(Request(str(number), "ns", "w", need), Shape(need), strategy)
+        assert place is not None
+        fleet.take(place, need)
+        there.append((place, need))
+    for kind in LARGE:
+        need = Resources(kind.gpus, kind.cpu_milli)
+        assert fleet.find(Request("", "ns", "large", need), Shape(need), strategy) is not None, kind
 
 
 def test_scores_of_fgd_are_coarse_and_never_overflow() -> None:
     assert (score(0), score(1000), score(-1000), score(1e12), score(-1e12)) == (50, 73, 26, 99, 0)
     assert len({score(fall) for fall in range(-20, 20)}) == 2
     assert score(-1e-12) == score(1e-12) == 50, "sums of shares are never quite exact"
+
+
+@given(st.floats(-1e4, 1e4).filter(lambda fall: abs(fall) > 1e-5))
+def test_scores_of_fgd_are_the_sigmoid_cut_to_an_integer(fall: float) -> None:
+    assert score(fall) == int(100 / (1 + exp(-fall / 1000)))
 
 
 def test_a_round_knows_what_is_typical() -> None:

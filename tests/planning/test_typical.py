@@ -16,7 +16,7 @@ from planning.filters import Constraints, Requirement
 from planning.jobs import shape_of
 from planning.model import GPU_MODEL_LABEL, WHOLE, Devices, Ended, WorkloadView
 from planning.profiles import Profile, fold, run_of
-from planning.typical import Fragments, Kind, Typical, as_often_as_it_fits, typical
+from planning.typical import Fragments, Kind, Room, Typical, typical
 from tests.planning.builders import NOW, SETTINGS, workload
 
 kinds = st.builds(
@@ -29,11 +29,19 @@ kinds = st.builds(
 gpus = st.lists(st.integers(0, WHOLE) | st.just(WHOLE), max_size=8).map(lambda free: tuple(sorted(free, reverse=True)))
 
 
-def test_the_most_frequent_that_make_up_95_percent() -> None:
-    one, two, rare = Kind(1, WHOLE, 1000), Kind(2, WHOLE, 1000), Kind(8, WHOLE, 1000)
-    found = typical([(one, 60), (two, 36), (rare, 4)])
-    assert [(each.kind, round(each.share, 3)) for each in found] == [(one, 0.625), (two, 0.375)]
+def test_the_most_frequent_that_make_up_95_percent_are_typical_and_the_other_ones_for_gpus_rare() -> None:
+    one, two, four, eight = (Kind(n, WHOLE, 1000) for n in (1, 2, 4, 8))
+    found = typical([(one, 600), (two, 360), (four, 30), (eight, 10), (Kind(0, 0, 1000), 5)])
+    assert [(each.kind, each.share) for each in found if not each.rare] == [(one, 0.625), (two, 0.375)]
+    assert [(each.kind, each.share) for each in found if each.rare] == [(four, 0.75), (eight, 0.25)]
     assert typical([]) == ()
+
+
+def test_of_very_many_rare_kinds_those_are_left_out_that_hardly_anybody_asks_for() -> None:
+    found = typical(
+        [(Kind(1, WHOLE, 0), 99_000.0), *((Kind(2, WHOLE, n), 1.0) for n in range(999)), (Kind(8, WHOLE, 0), 9)]
+    )
+    assert [(each.kind.gpus, each.share) for each in found if each.rare] == [(8, 0.01)]
 
 
 @given(st.permutations([(Kind(n, WHOLE, 0), 1.0) for n in range(1, 7)]))
@@ -57,23 +65,40 @@ def test_fragments_are_what_typical_requests_cannot_use(
     fragments = Fragments(found)
     for _ in range(5):
         cpu, devices = data.draw(st.integers(-1, 5000)), data.draw(gpus)
-        expected = sum(each.share * unusable(each.kind, model, cpu, devices) for each in found)
+        expected = sum(each.share * unusable(each.kind, model, cpu, devices) for each in found if not each.rare)
         assert fragments.on(model, cpu, devices) == pytest.approx(expected, abs=1e-6)
 
 
-@given(kinds, st.integers(-1, 9000), gpus)
-def test_counting_how_often_it_fits_never_makes_more_usable(kind: Kind, cpu: int, devices: Devices) -> None:
-    once, often = Fragments([Typical(kind, 1.0)]), Fragments([Typical(kind, 1.0)], as_often_as_it_fits)
-    least, most = once.on("T4", cpu, devices), often.on("T4", cpu, devices)
-    assert most >= least - 1e-6
-    assert often.on("T4", 10**9, devices) == pytest.approx(once.on("T4", 10**9, devices), abs=1e-6), (
-        "CPU is what tells them apart"
-    )
+@given(
+    st.lists(st.tuples(kinds, st.floats(0.1, 9), st.booleans()), max_size=8),
+    st.sampled_from(["T4", "x"]),
+    st.integers(0, 20_000),
+    st.integers(0, 8),
+)
+def test_room_is_what_rare_requests_for_whole_gpus_could_use(
+    asked: list[tuple[Kind, float, bool]], model: str, cpu: int, whole: int
+) -> None:
+    expected = 0.0
+    for each, share, rare in asked:
+        if (
+            not rare
+            or each.gpu_milli < WHOLE
+            or not 0 < each.gpus <= whole
+            or (each.models and model not in each.models)
+        ):
+            continue
+        times = served = whole // each.gpus
+        while served * each.cpu_milli > cpu:
+            served -= 1
+        expected += share * whole * served / times
+    room = Room(Typical(each, share, rare) for each, share, rare in asked)
+    assert room.on(model, cpu, whole) == pytest.approx(expected, abs=1e-9)
 
 
-def test_cpu_for_two_of_four_makes_half_of_the_gpus_usable() -> None:
-    often = Fragments([Typical(Kind(1, WHOLE, 1000), 1.0)], as_often_as_it_fits)
-    assert [often.on("", cpu, (WHOLE,) * 4) for cpu in (999, 1000, 2000, 9000)] == [4000, 3000, 2000, 0]
+def test_cpu_for_one_of_two_makes_room_on_half_of_the_gpus() -> None:
+    room = Room([Typical(Kind(4, WHOLE, 30_000), 1.0, rare=True)])
+    assert [room.on("", cpu, 8) for cpu in (29_999, 30_000, 59_999, 60_000)] == [0, 4, 4, 8]
+    assert [room.on("", 60_000, whole) for whole in range(8)] == [0, 0, 0, 0, 4, 5, 6, 7]
 
 
 def test_newer_workloads_count_more_and_those_that_cannot_be_read_not_at_all() -> None:
