@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
 
+from planning.accelerators import seat_size
 from planning.capacity import Holding, Room, room, whole
 from planning.filters import Constraints, TolerationView, affine, lacking, repelling_taint
 from planning.model import Assignment, NodeView, Resources, Snapshot, WorkloadView
@@ -283,13 +284,16 @@ class Reservations:
         return steps
 
     def _kept_for(self, window: Window, node: NodeView) -> Resources:
-        """The window's GPUs on the node, and to each its part of CPU, memory and pods that is there for GPU work."""
+        """The window's GPUs on the node, and to each its part of CPU, memory and pods that is there for GPU work. Seats
+        have none: they lie on GPUs, which have theirs.
+        """
         others = Room(0, 0, 0, 0)
         for _, requests in self._staying.get(node.name, ()):
             if not requests.gpus:
                 others.give_back(requests)
         gpus, used = window.holds(node.name), window.used.get(node.name, Room(0, 0, 0, 0))
-        there, offered = whole(node), node.allocatable.all_gpus
+        there, offers = whole(node), node.allocatable.gpus_by_resource()
+        offered = sum(count for resource, count in offers if not seat_size(resource))
         there.take(others.as_resources())
 
         def part(amount: int) -> int:

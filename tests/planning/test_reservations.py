@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planning.accelerators import AMD, NVIDIA
+from planning.accelerators import AMD, NVIDIA, SEAT
 from planning.model import Ledger, NodeView, Resources, WorkloadView
 from planning.places import pods_in
 from planning.windows import ReservationView
@@ -232,6 +232,19 @@ def test_the_part_of_cpu_that_goes_with_its_gpus_is_kept_too() -> None:
     there.add(named("hungry", 4, resources={"requests": {"cpu": "40"}}), named("modest", 4, age=1))
     there.settle()
     assert there.running == {"modest": "a"}
+
+
+def test_seats_on_a_node_take_nothing_of_what_goes_with_its_gpus() -> None:
+    """They lie on GPUs that count already: firm work on them leaves the CPU that whoever has the window will need."""
+    shared = node("a", allocatable=Resources.counting([("", 8), (SEAT, 64)], 64_000, 256 * GIB, 110))
+    there = cluster(shared, keeps=[reservation("r", gpus=8, start=600, end=HOUR)])
+    there.add(*(named(f"seat-{i}", gpuFraction=0.5, resources={"requests": {"cpu": "8"}}) for i in range(8)))
+    there.add(holder("mine", 8, resources={"requests": {"cpu": "32"}}))
+    assert later(there, 700).running == {"mine": "a"}
+    halved = cluster(shared, keeps=[reservation("r", gpus=4, start=600, end=HOUR)])
+    halved.add(*(named(f"seat-{i}", gpuFraction=0.5, resources={"requests": {"cpu": "8"}}) for i in range(8)))
+    halved.settle()
+    assert len(halved.running) == 4, "the other half of the CPU is theirs"
 
 
 def test_nobody_is_stopped_for_what_is_reserved() -> None:
