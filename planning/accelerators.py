@@ -76,6 +76,11 @@ def gpu_model(labels: Mapping[str, str], resource: str = "") -> str:
     return told.get(resource.partition("/")[0]) or next(iter(told.values()), "")
 
 
+def memory_label(resource: str) -> str:
+    """The label that tells in MiB how much memory each of a node's GPUs of this resource has; a seat is on NVIDIA's."""
+    return NVIDIA_MEMORY_LABEL if seat_size(resource) else f"{resource}.memory"
+
+
 def memory_mib(labels: Mapping[str, str], resource: str) -> int:
     """The memory of each of a node's GPUs of this resource, in MiB; 0 where no label tells.
 

@@ -14,7 +14,7 @@ from typing import Any
 from crds.gpuworkload import API_VERSION, KIND, ContainerResources, GPUWorkloadSpec
 from crds.settings import Settings
 from planning import naming
-from planning.accelerators import KNOWN, asked_resource, is_gpu, known_as, seat_size
+from planning.accelerators import KNOWN, asked_resource, is_gpu, known_as, memory_label, seat_size
 from planning.filters import Constraints, Shape, TolerationView
 from planning.model import Assignment, Resources, Stopped, Turn, WorkloadView
 from planning.places import gang_of, places_text, pods_in
@@ -73,7 +73,7 @@ def shape_of(spec: GPUWorkloadSpec, settings: Settings) -> Shape:
     """All that decides where this spec fits."""
     gpu = asked_resource(spec, settings.gpu_resource)
     gpu_taint = TolerationView(gpu, "Exists", "", "NoSchedule")
-    memory = -(-whole(spec.gpu_memory) // MEBIBYTE)
+    memory = _mebibytes(spec.gpu_memory)
     kind = known_as(gpu, settings.gpu_resource) if memory else ""
     if spec.template is None:
         asked = _simple_requests(spec.resources)
@@ -149,16 +149,25 @@ def pinned(affinity: object, node: str) -> Manifest:
     is also all that may be done to a pod behind a gate.
     """
     pin = {"key": "metadata.name", "operator": "In", "values": [node]}
+    return _required(affinity, "matchFields", [pin])
+
+
+def _required(affinity: object, part: str, either: list[Manifest]) -> Manifest:
+    """The affinity with one of these requirements in that part of every term: each term once for each of them."""
     whole = {**mapping(affinity)}
     node_affinity = {**mapping(whole.get("nodeAffinity"))}
     key = "requiredDuringSchedulingIgnoredDuringExecution"
     terms = [dict(term) for term in mappings(mapping(node_affinity.get(key)).get("nodeSelectorTerms"))]
     if isinstance(node_affinity.get(key), Mapping):
-        for term in terms:
-            if term.get("matchExpressions") or term.get("matchFields"):  # an empty term matches nothing, and stays so
-                term["matchFields"] = [*mappings(term.get("matchFields")), pin]
+        # An empty term matches nothing, and stays so.
+        empty = [not (term.get("matchExpressions") or term.get("matchFields")) for term in terms]
+        terms = [
+            term if nothing else {**term, part: [*mappings(term.get(part)), each]}
+            for term, nothing in zip(terms, empty, strict=True)
+            for each in (either[:1] if nothing else either)
+        ]
     else:
-        terms = [{"matchFields": [pin]}]
+        terms = [{part: [each]} for each in either]
     node_affinity[key] = {"nodeSelectorTerms": terms}
     whole["nodeAffinity"] = node_affinity
     return whole
@@ -174,9 +183,19 @@ def lifted(pod: Mapping[str, Any], node: str) -> Manifest:
     }
 
 
-def pod_template(workload: WorkloadView, settings: Settings) -> Manifest:
-    """The template of its Job's pod before a node is chosen; ValueError if no Job can be made of the spec."""
+def order_template(workload: WorkloadView, settings: Settings) -> Manifest:
+    """The template of its Job's pod before a node is chosen, for whoever looks for a node by it: it says also how much
+    memory the GPUs must have, as far as labels can tell. ValueError if no Job can be made of the spec.
+    """
     template: Manifest = _manifest(workload, Turn(), "", settings, 0)["spec"]["template"]  # no gate: it is never run
+    spec, pod = workload.spec, template["spec"]
+    if spec is not None and spec.gpu_memory is not None:
+        label = memory_label(asked_resource(spec, settings.gpu_resource))
+        most = str(_mebibytes(spec.gpu_memory) - 1)
+        # A node group that has no node yet, or another vendor's, does not show the label.
+        enough = {"key": label, "operator": "Gt", "values": [most]}
+        untold = {"key": label, "operator": "DoesNotExist"}
+        pod["affinity"] = _required(pod.get("affinity"), "matchExpressions", [enough, untold])
     return template
 
 
@@ -353,6 +372,10 @@ def _simple_requests(resources: ContainerResources | None) -> dict[str, int]:
     if resources is None:
         return {}
     return container_requests({"resources": {"limits": resources.limits, "requests": resources.requests}})
+
+
+def _mebibytes(memory: str | int | None) -> int:
+    return -(-whole(memory) // MEBIBYTE)
 
 
 def _copy(value: Mapping[str, Any]) -> Manifest:

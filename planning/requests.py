@@ -16,7 +16,7 @@ from crds.settings import Settings
 from planning import naming
 from planning.backoff import delay
 from planning.filters import show_gpus
-from planning.jobs import pod_template
+from planning.jobs import order_template
 from planning.model import JobView, PodView, RequestView, Stage, WorkloadView
 from planning.places import least_pods
 from planning.times import timestamp
@@ -158,7 +158,7 @@ def order_manifests(
     view: WorkloadView, attempt: int, settings: Settings, rules: Rules
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The PodTemplate and the ProvisioningRequest of one attempt; ValueError if no Job can be made of the spec."""
-    template, name = pod_template(view, settings), naming.request_name(view.name, view.uid, view.generation, attempt)
+    template, name = order_template(view, settings), naming.request_name(view.name, view.uid, view.generation, attempt)
     metadata = _metadata(view, name, attempt)
     request = {
         "apiVersion": "autoscaling.x-k8s.io/v1",

@@ -12,11 +12,14 @@ from hypothesis import strategies as st
 from crds.settings import Provisioning as Rules
 from crds.settings import Settings
 from planning import naming
+from planning.accelerators import AMD
+from planning.filters import Constraints, affine
 from planning.jobs import job_manifest
 from planning.model import Booking, RequestView
+from planning.podspecs import node_terms
 from planning.requests import LONGEST_BACKOFF, LOOK_AGAIN, Observation, Step, failed, next_step, order_manifests
 from planning.views import request_view
-from tests.planning.builders import NOW, SETTINGS, job, pod, promise, workload
+from tests.planning.builders import NOW, SETTINGS, job, node, pod, promise, workload
 
 RULES = Rules(class_name="c", parameters={"a": "b"}, retries=2, backoff_seconds=60)
 
@@ -161,6 +164,31 @@ def test_what_is_made_is_the_pod_as_its_job_will_make_it() -> None:
     assert template["template"]["spec"] == wanted["spec"]
     found = request_view(order)
     assert (found.name, found.attempt, found.generation, found.class_name) == (name, 3, 1, "c")
+
+
+@pytest.mark.parametrize(
+    ("asks", "label", "large", "small"),
+    [
+        ({"gpuMemory": "80Gi"}, "nvidia.com/gpu.memory", 81920, 81919),
+        ({"gpuMemory": "1Mi", "gpuFraction": 0.5}, "nvidia.com/gpu.memory", 1, 0),
+        ({"gpuMemory": "80Gi", "gpuResource": AMD}, "amd.com/gpu.memory", 81920, 81919),
+    ],
+)
+def test_an_order_asks_for_gpus_with_enough_memory(asks: dict[str, Any], label: str, large: int, small: int) -> None:
+    """Else an idle node whose GPUs are too small answers it, for ever; the Job itself is placed by berth."""
+    zone = {"key": "zone", "operator": "In", "values": ["a"]}
+    required = {"nodeSelectorTerms": [{}, {"matchExpressions": [zone]}]}
+    own = {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}}
+    containers = {"containers": [{"name": "main", "image": "i"}]}
+    for given, labels in ({}, {}), ({"template": {"spec": {**containers, **own}}}, {"zone": "a"}):
+        view = workload("w", spec={**asks, **given})
+        template, _ = order_manifests(view, 0, SETTINGS, RULES)
+        taken = Constraints(affinity=node_terms(template["template"]["spec"]["affinity"]))
+        assert not affine(taken, node("large", labels={**labels, label: str(large)}))
+        assert affine(taken, node("small", labels={**labels, label: str(small)}))
+        assert not affine(taken, node("untold", labels=labels)), "a group at zero often does not show its labels"
+        assert affine(taken, node("elsewhere", labels={label: str(large)})) == ("its node affinity" if labels else "")
+        assert label not in str(job_manifest(view, promise("w", "n"), SETTINGS))
 
 
 def test_a_pod_without_a_booking_names_none() -> None:
