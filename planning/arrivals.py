@@ -1,4 +1,4 @@
-"""What is coming: nodes whose GPUs are not allocatable yet, and for whom they will suffice.
+"""What is coming: nodes whose GPUs are not usable yet, or their memory not known, and for whom they will suffice.
 
 For the orders of a placement round, and for the workflow of an order before it tries again.
 """
@@ -18,22 +18,26 @@ from planning.jobs import requests_of
 from planning.model import NodeView, Snapshot
 from planning.places import Gang, times
 
-# Seconds after its creation from when on a node that does not offer its GPUs is broken, and no longer expected to.
-COMING = 1800.0
-
 
 @dataclass(slots=True)
 class Arrival:
-    """A node whose GPUs are not allocatable yet. `counted`: whether it is known how many it will have."""
+    """A node whose GPUs are not allocatable yet. `counted`: whether it is known how many it will have. `untold`: they
+    are, but for those who ask for memory of which its labels do not tell yet.
+    """
 
     node: NodeView
     room: Room
     counted: bool
+    untold: bool = False
 
-    def slots(self, shape: Shape) -> int:
+    def slots(self, shape: Shape, now: float) -> int:
         """How many such requests it will hold; one, where nobody knows."""
         asked = shape.constraints
-        if affine(asked, self.node) or too_small(asked, self.node) or repelling_taint(asked, self.node, lasting=True):
+        if self.untold and not (asked.gpu_memory and not self.node.memory_of(asked.gpu_resource)):
+            return 0
+        if affine(asked, self.node) or too_small(asked, self.node, now):
+            return 0
+        if repelling_taint(asked, self.node, lasting=True):
             return 0
         found = slots(shape.requests, self.room)
         return found if self.counted else min(found, 1)
@@ -45,8 +49,12 @@ class Arrivals:
     """
 
     def __init__(self, nodes: Iterable[NodeView], left: Mapping[str, Room], now: float) -> None:
-        self._nodes = tuple(nodes)
-        self._coming = [_arrival(node, left[node.name]) for node in self._nodes if is_coming(node, now)]
+        self._nodes, self._now = tuple(nodes), now
+        new = [node for node in self._nodes if node.is_new(now) and not (node.unschedulable or node.out_of_service)]
+        self._coming = [_arrival(node, left[node.name]) for node in new if _unusable(node)]
+        self._coming += [
+            Arrival(node, left[node.name].copy(), counted=True, untold=True) for node in new if _untold(node)
+        ]
         self._left = left
         self._claimed: dict[str, Room] = {}  # by gangs, of what is free
         self._suited: dict[Constraints, list[NodeView]] = {}
@@ -87,7 +95,7 @@ class Arrivals:
                 claims.append((node.name, count))
                 pods -= count
         for arrival in coming:
-            if pods and (count := min(arrival.slots(shape), pods)):
+            if pods and (count := min(arrival.slots(shape, self._now), pods)):
                 arrivals.append((arrival, count))
                 pods -= count
         if pods or not arrivals:  # who needs no more than is free has another reason to wait
@@ -114,11 +122,13 @@ def coming_for(shape: Shape, gang: Gang | None, snapshot: Snapshot, settings: Se
     return Arrivals(snapshot.nodes, room(snapshot.nodes, held), snapshot.now).serve(shape, gang)
 
 
-def is_coming(node: NodeView, now: float) -> bool:
-    """Whether the node is so new that its GPUs may be expected to become usable by themselves."""
-    if node.unschedulable or node.out_of_service or now - node.created > COMING:
-        return False
+def _unusable(node: NodeView) -> bool:
     return bool(node.gaps) or (not node.ready and node.allocatable.gpus > 0)
+
+
+def _untold(node: NodeView) -> bool:
+    """Whether it has GPUs that are usable, of which no label tells the memory."""
+    return node.ready and any(n and not node.memory_of(each) for each, n in node.allocatable.gpus_by_resource())
 
 
 def _arrival(node: NodeView, left: Room) -> Arrival:

@@ -186,7 +186,7 @@ def _queued(
         for node in snapshot.nodes
     ]
     reports.sort(key=lambda each: (each.why != "", each.rank is None, each.rank or (), -each.free.gpus, each.name))
-    domains = list(_domains(shape, gang, reports, snapshot.nodes)) if gang is not None else []
+    domains = list(_domains(shape, gang, reports, snapshot)) if gang is not None else []
     books = opened(snapshot, held)
     waiting = [w for w in snapshot.workloads if _in_queue(w, settings, mine)]
     queue = list(in_order(waiting, partial(_about, settings), books, {}, snapshot.now))
@@ -230,14 +230,14 @@ def _decisions(status: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
     return tuple(each for each in found if isinstance(each, dict)) if isinstance(found, list) else ()
 
 
-def _domains(shape: Shape, gang: Gang, reports: list[NodeReport], nodes: Sequence[NodeView]) -> Iterator[Domain]:
+def _domains(shape: Shape, gang: Gang, reports: list[NodeReport], snapshot: Snapshot) -> Iterator[Domain]:
     """How many of the gang's pods fit into each domain, those with the most first."""
     now, empty = Counter[str](), Counter[str]()
     fits = {report.name: report.fits for report in reports}
-    for node in nodes:
+    for node in snapshot.nodes:
         domain = gangs.domain_of(gang, node)
         now[domain] += fits[node.name]
-        empty[domain] += slots_when_empty(shape, node)
+        empty[domain] += slots_when_empty(shape, node, snapshot.now)
     for domain in sorted(+empty, key=lambda each: (-now[each], -empty[each], each)):
         yield Domain(domain, now[domain], empty[domain])
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from planning.accelerators import SEAT, seat_size
 from planning.capacity import Room
@@ -109,14 +110,19 @@ def affine(constraints: Constraints, node: NodeView) -> str:
     return ""
 
 
-def too_small(constraints: Constraints, node: NodeView) -> str:
-    """'' if each of the node's GPUs has the memory that is asked for, or it has none of them; else what they have."""
+def too_small(constraints: Constraints, node: NodeView, now: float = inf) -> str:
+    """'' if each of the node's GPUs has the memory that is asked for, or it has none of them; else what they have.
+
+    `now`: of a node that is new then it may be not told yet, which is nothing against it; without it, it is.
+    """
     if not constraints.gpu_memory or not node.most(constraints.gpu_resource):
         return ""
     memory = node.memory_of(constraints.gpu_resource)
     if memory >= constraints.gpu_memory:
         return ""
-    return f"with GPUs of {show_mib(memory)}" if memory else "whose labels do not tell their GPUs' memory"
+    if memory:
+        return f"with GPUs of {show_mib(memory)}"
+    return "" if node.is_new(now) else "whose labels do not tell their GPUs' memory"
 
 
 def repelling_taint(constraints: Constraints, node: NodeView, *, lasting: bool = False) -> Taint | None:
@@ -181,13 +187,14 @@ def shortage(need: Resources, node: NodeView, left: Room) -> str:
     return f"short of free {short}" if short else ""
 
 
-def able_when_empty(shape: Shape, node: NodeView) -> bool:
+def able_when_empty(shape: Shape, node: NodeView, now: float = inf) -> bool:
     """Whether the node could hold the request if nothing else ran there.
 
     A cordoned or unready node counts, and so does one whose GPUs are expected back: they may come back by themselves.
+    `now` as in `too_small`.
     """
     asked = shape.constraints
-    if affine(asked, node) or too_small(asked, node) or repelling_taint(asked, node, lasting=True):
+    if affine(asked, node) or too_small(asked, node, now) or repelling_taint(asked, node, lasting=True):
         return False
     need, whole = shape.requests, node.allocatable
     if need.gpus > node.most(need.gpu_resource):
@@ -204,9 +211,9 @@ def slots(need: Resources, free: Resources | Room) -> int:
     return max(0, min(whole // each for each, whole in zip(asked, there, strict=True) if each))
 
 
-def slots_when_empty(shape: Shape, node: NodeView) -> int:
+def slots_when_empty(shape: Shape, node: NodeView, now: float = inf) -> int:
     """How many such requests the node could hold if nothing else ran there; see `able_when_empty`."""
-    if not able_when_empty(shape, node):
+    if not able_when_empty(shape, node, now):
         return 0
     need, offered, kind = shape.requests, node.allocatable, shape.requests.gpu_resource
     gpus = node.most(kind)

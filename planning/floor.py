@@ -88,7 +88,7 @@ class Floor:
         self.nodes, self.left, self.claims = snapshot.nodes, left, claims or {}
         for name, claim in self.claims.items():
             left[name] = claim.left()
-        self._claimed = list(self.claims)
+        self._now, self._claimed = snapshot.now, list(self.claims)
         self._tried: dict[tuple[Shape, float], int] = {}  # how many of the claimed nodes have no room for such a one
         self.full: set[Kind] = set()  # for whom there is no room now
         self._spent: dict[str, set[Shape]] = {}  # the same of the rooms of reservations
@@ -271,7 +271,7 @@ class Floor:
     def never(self, shape: Shape) -> bool:
         """Whether no node could hold the shape even empty."""
         if shape not in self._never:
-            self._never[shape] = not any(able_when_empty(shape, node) for node in self.nodes)
+            self._never[shape] = not any(able_when_empty(shape, node, self._now) for node in self.nodes)
         return self._never[shape]
 
     def explain(self, shape: Shape) -> str:

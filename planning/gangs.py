@@ -128,11 +128,11 @@ def _parts(gang: Gang, most: int, free: Slots) -> list[Part]:
     return [*parts, ("", left)] if left else parts
 
 
-def never(nodes: Sequence[NodeView], shape: Shape, gang: Gang) -> str:
+def never(nodes: Sequence[NodeView], shape: Shape, gang: Gang, now: float = inf) -> str:
     """Why the gang could not run even if all nodes were empty; '' if it could."""
     empty: Counter[str] = Counter()
     for node in nodes:
-        if count := slots_when_empty(shape, node):
+        if count := slots_when_empty(shape, node, now):
             empty[domain_of(gang, node)] += count
     if not empty:
         return f"of {_asks(shape, gang)} not one finds a place: {explain_never(shape, nodes)}"

@@ -12,6 +12,9 @@ from planning.accelerators import gpu_model
 
 # Thousandths of a GPU: requests may ask for a part of one.
 WHOLE = 1000
+# Seconds after its creation from when on a node that does not offer its GPUs is broken, and no longer expected to, and
+# one whose labels do not tell their memory never will.
+COMING = 1800.0
 Devices = tuple[int, ...]
 """Free thousandths of each of a node's GPUs, the most first."""
 
@@ -96,6 +99,10 @@ class NodeView:
     @property
     def out_of_service(self) -> bool:
         return any(t.key == "node.kubernetes.io/out-of-service" for t in self.taints)
+
+    def is_new(self, now: float) -> bool:
+        """Whether its GPUs, and the labels that tell of them, may be expected to come by themselves."""
+        return now - self.created <= COMING
 
     def gap(self, resource: str) -> Gap | None:
         return next((gap for gap in self.gaps if gap.resource == resource), None)

@@ -237,7 +237,7 @@ class Turns:
         if wish.gang is None:
             return self.floor.explain(wish.shape) if self.floor.never(wish.shape) else ""
         if wish.kind not in self.impossible:
-            self.impossible[wish.kind] = gangs.never(self.floor.nodes, wish.shape, wish.gang)
+            self.impossible[wish.kind] = gangs.never(self.floor.nodes, wish.shape, wish.gang, self.now)
         return self.impossible[wish.kind]
 
     def _affords(self, gang: Gang) -> bool:

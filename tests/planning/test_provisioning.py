@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from crds.settings import Provisioning as Rules
 from crds.settings import Settings
 from planning.accelerators import AMD
-from planning.arrivals import COMING, Arrivals
+from planning.arrivals import Arrivals, coming_for
 from planning.capacity import Room
 from planning.jobs import shape_of
 from planning.ledger import after_carrying_out, after_deciding, after_provisioning
@@ -21,6 +21,7 @@ from planning.model import Booking, Decision, Gap, Ledger, NodeView, Provisionin
 from planning.placement import decide
 from planning.places import Gang
 from planning.provisioning import AGAIN, PROVISIONING, RENEWED
+from planning.resources import COMING
 from tests.planning.builders import NOW, job, node, pod, quota, snapshot, taint, workload
 
 WAIT, TIMEOUT = 30, 900
@@ -186,6 +187,38 @@ def test_a_new_node_that_is_not_ready_yet_is_coming() -> None:
     assert not round_of(snapshot([coming], [workload("a", 8)]), waitSeconds=0).orders
     silent = node("new", 0, ready=False, created=NOW - 5, allocatable=Resources(), gaps=(Gap(8, "none"),))
     assert not round_of(snapshot([silent], [workload("a", 8)]), waitSeconds=0).orders
+
+
+@pytest.mark.parametrize("asks", [{}, {"replicas": 2}], ids=["single", "gang"])
+@pytest.mark.parametrize(
+    "new",
+    [node("new", 8, created=NOW - 60), arriving("new"), node("new", 8, created=NOW - 60, ready=False)],
+    ids=["usable", "without a plugin", "not ready"],
+)
+def test_a_new_node_that_does_not_tell_its_memory_yet_is_waited_for(new: NodeView, asks: dict[str, Any]) -> None:
+    """The device plugin may come before the labels of feature discovery."""
+    large = workload("a", 4, spec={**asks, "gpuMemory": "80G"})
+    assert not round_of(snapshot([new], [large]), waitSeconds=0).orders
+    waits = decide(snapshot([new], [large]), Ledger(), Settings(), limit=100, seed=1)
+    assert not waits.verdicts and waits.queued == 1, "nor does it cost a retry where nobody orders"
+    small = replace(new, gpu_memory=(("", 16_384),))
+    old = replace(new, created=NOW - COMING - 1)
+    for known in small, old:
+        assert ordered(round_of(snapshot([known], [large]), waitSeconds=0)) == ["a"]
+        (verdict,) = decide(snapshot([known], [large]), Ledger(), Settings(), limit=100, seed=1).verdicts
+        assert verdict.reason == "NoSuitableNode"
+
+
+def test_before_another_try_a_node_that_does_not_tell_its_memory_yet_counts_as_coming() -> None:
+    new, asked = node("new", 8, created=NOW - 60), workload("a", 8, spec={"gpuMemory": "80G"})
+    assert asked.spec is not None
+    shape = shape_of(asked.spec, Settings())
+    assert coming_for(shape, None, snapshot([new], [asked]), Settings())
+    used = snapshot([new], [asked], pods=[pod("b", "new", gpus=1)])
+    assert not coming_for(shape, None, used, Settings()), "somebody has one of them"
+    plain = workload("a", 8).spec
+    assert plain is not None
+    assert not coming_for(shape_of(plain, Settings()), None, snapshot([new], [asked]), Settings()), "it is there"
 
 
 @pytest.mark.parametrize(

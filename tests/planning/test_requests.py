@@ -180,8 +180,8 @@ def test_an_order_asks_for_gpus_with_enough_memory(asks: dict[str, Any], label: 
     required = {"nodeSelectorTerms": [{}, {"matchExpressions": [zone]}]}
     own = {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}}
     containers = {"containers": [{"name": "main", "image": "i"}]}
-    for given, labels in ({}, {}), ({"template": {"spec": {**containers, **own}}}, {"zone": "a"}):
-        view = workload("w", spec={**asks, **given})
+    for more, labels in ({}, {}), ({"template": {"spec": {**containers, **own}}}, {"zone": "a"}):
+        view = workload("w", spec={**asks, **more})
         template, _ = order_manifests(view, 0, SETTINGS, RULES)
         taken = Constraints(affinity=node_terms(template["template"]["spec"]["affinity"]))
         assert not affine(taken, node("large", labels={**labels, label: str(large)}))
