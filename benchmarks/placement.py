@@ -52,6 +52,7 @@ def node_view(node: trace.TraceNode) -> NodeView:
         taints=(),
         labels={MODEL_LABEL: node.model, "kubernetes.io/hostname": node.name},
         allocatable=Resources(node.gpus, node.cpu_milli, node.memory_mib * MEBIBYTE, 110),
+        gpu_models=(("", node.model),),
     )
 
 

@@ -70,10 +70,13 @@ def known_as(resource: str, installed: str) -> str:
     return "" if resource == installed else sys.intern(resource)
 
 
-def gpu_model(labels: Mapping[str, str], resource: str = "") -> str:
-    """The model of a node's GPUs; '' where nobody tells. Where several vendors do, that of this resource's."""
+def gpu_model(labels: Mapping[str, str], resource: str) -> str:
+    """The model of a node's GPUs of this resource; '' where nobody tells. What one vendor tells is not another's; of a
+    seat, or of what the installation alone calls a GPU, the first will do that is told.
+    """
     told = {label.partition("/")[0]: labels[label] for label in MODEL_LABELS if labels.get(label)}
-    return told.get(resource.partition("/")[0]) or next(iter(told.values()), "")
+    own = is_gpu(resource) and not seat_size(resource)
+    return told.get(resource.partition("/")[0], "") if own else next(iter(told.values()), "")
 
 
 def memory_label(resource: str) -> str:

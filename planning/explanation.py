@@ -15,7 +15,6 @@ from typing import Any
 
 from crds.settings import Settings
 from planning import gangs, strategies
-from planning.accelerators import gpu_model
 from planning.capacity import Belongings, Holding, Room, holdings, room
 from planning.demand import learned
 from planning.filters import (
@@ -176,7 +175,7 @@ def _queued(
     reports = [
         NodeReport(
             node.name,
-            gpu_model(node.labels, shape.requests.gpu_resource),
+            node.model_of(shape.requests.gpu_resource),
             node.allocatable.of(shape.requests.gpu_resource),
             _free(left[node.name], shape.requests.gpu_resource),
             why[node.name],

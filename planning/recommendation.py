@@ -75,8 +75,9 @@ class Recommendation:
 
 def ask_of(spec: GPUWorkloadSpec, installed: str) -> Ask:
     """`installed`: the GPU resource that counts where a workload names none."""
-    resource = known_as(asked_resource(spec, installed), installed)
-    return Ask(spec.gpu_count, spec.priority, gpu_model(spec.node_selector or {}), resource)
+    resource = asked_resource(spec, installed)
+    model = gpu_model(spec.node_selector or {}, resource)
+    return Ask(spec.gpu_count, spec.priority, model, known_as(resource, installed))
 
 
 def gpu_types(nodes: Iterable[NodeView]) -> tuple[GpuType, ...]:
@@ -84,7 +85,7 @@ def gpu_types(nodes: Iterable[NodeView]) -> tuple[GpuType, ...]:
     found: dict[tuple[str, str], GpuType] = {}
     for node in nodes:
         for resource, memory in node.gpu_memory:
-            model, gpus = gpu_model(node.labels, resource), node.allocatable.of(resource)
+            model, gpus = node.model_of(resource), node.allocatable.of(resource)
             if model and gpus:
                 known = found.get((model, resource), GpuType(memory, model, 0, resource))
                 least, most = min(known.memory_mib, memory), max(known.gpus, gpus)

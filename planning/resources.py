@@ -6,9 +6,7 @@ Small and hashable, for every pod and node of a cluster has one, and histories h
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-
-from planning.accelerators import gpu_model
+from dataclasses import dataclass
 
 # Thousandths of a GPU: requests may ask for a part of one.
 WHOLE = 1000
@@ -77,7 +75,9 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """A node as placement sees it. `gpu_memory`: of each of its GPUs, by resource, in MiB, where its labels tell."""
+    """A node as placement sees it. `gpu_memory`: of each of its GPUs, by resource, in MiB, where its labels tell.
+    `gpu_models`: their models, likewise.
+    """
 
     name: str
     uid: str
@@ -91,10 +91,7 @@ class NodeView:
     not_ready_since: float | None = None
     created: float = 0.0
     gpu_memory: tuple[tuple[str, int], ...] = ()
-    gpu_model: str = field(init=False, compare=False)  # as its labels tell it; '' where they do not
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "gpu_model", gpu_model(self.labels))
+    gpu_models: tuple[tuple[str, str], ...] = ()
 
     @property
     def out_of_service(self) -> bool:
@@ -116,3 +113,10 @@ class NodeView:
     def memory_of(self, resource: str) -> int:
         """The memory of each of its GPUs of this resource, in MiB; 0 where nobody tells."""
         return next((mib for name, mib in self.gpu_memory if name == resource), 0)
+
+    def model_of(self, resource: str) -> str:
+        """The model of its GPUs of this resource; '' where nobody tells."""
+        for name, model in self.gpu_models:  # for every node that is ranked
+            if name == resource:
+                return model
+        return ""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from planning.capacity import whole
 from planning.filters import Shape
 from planning.fleet import Fleet, Place
-from planning.model import GPU_MODEL_LABEL, WHOLE, NodeView
+from planning.model import WHOLE, NodeView
 from planning.strategies import Request, Strategy
 from planning.typical import Fragments, Kind, Typical, typical
 
@@ -70,7 +70,7 @@ def fill(nodes: Sequence[NodeView], queue: Iterable[Arrival], strategy: Strategy
             curve.append(100 * allocated / gpu_milli)
         seen.append(arrival)
     fragments = Fragments(typical_of(seen))
-    left = sum(fragments.on(node.labels.get(GPU_MODEL_LABEL, ""), cpu, devices) for node, cpu, devices in fleet.left())
+    left = sum(fragments.on(node.model_of(""), cpu, devices) for node, cpu, devices in fleet.left())
     return Filled(100 * (1 - allocated / gpu_milli), 100 * left / gpu_milli, unplaced, decisions, curve)
 
 

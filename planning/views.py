@@ -14,7 +14,7 @@ from typing import Any
 from crds.gpuquota import GPUQuotaSpec
 from crds.gpureservation import GPUReservationSpec
 from crds.gpuworkload import MAX_INT32, GPUWorkloadSpec, serialised_size
-from planning.accelerators import AMD, NVIDIA, gpu_counts, known_as, memory_mib, seat_size
+from planning.accelerators import AMD, NVIDIA, gpu_counts, gpu_model, known_as, memory_mib, seat_size
 from planning.model import (
     TOMBSTONES,
     Ended,
@@ -71,7 +71,8 @@ def node_view(raw: object, gpu_resource: str) -> NodeView:
     gpus, capacity = (gpu_counts(each, gpu_resource) for each in (allocatable, amounts(status.get("capacity"))))
     gaps = tuple(_gaps(dict(gpus), dict(capacity), labels, gpu_resource))
     known = dict.fromkeys([*(name for name, _ in gpus), *(gap.resource for gap in gaps)])
-    told = ((name, memory_mib(labels, name or gpu_resource)) for name in known)
+    memory = ((name, memory_mib(labels, name or gpu_resource)) for name in known)
+    models = ((name, sys.intern(gpu_model(labels, name or gpu_resource))) for name in known)
     return NodeView(
         name=text(meta.get("name")),
         uid=text(meta.get("uid")),
@@ -89,7 +90,8 @@ def node_view(raw: object, gpu_resource: str) -> NodeView:
         gaps=gaps,
         not_ready_since=since,
         created=seconds(meta.get("creationTimestamp")) or 0.0,
-        gpu_memory=tuple((name, mib) for name, mib in told if mib),
+        gpu_memory=tuple((name, mib) for name, mib in memory if mib),
+        gpu_models=tuple((name, model) for name, model in models if model),
     )
 
 

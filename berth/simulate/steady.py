@@ -14,7 +14,7 @@ from berth.demo.report import percentile
 from berth.simulate.load import Load, offered
 from berth.simulate.spread import spread
 from berth.simulate.trace import Recorded
-from planning.model import GPU_MODEL_LABEL, WHOLE, NodeView
+from planning.model import WHOLE, NodeView
 from planning.orders import ORDERS, Submission
 from planning.simulation import capacity, typical_of
 from planning.steady import Simulation
@@ -60,7 +60,7 @@ def measure(
         waiting.append(float(len(queue)))
         asked.append(100 * sum(offer.submissions[number].gpu_milli for number in queue) / gpu_milli)
         left = simulated.fleet.left()
-        free = sum(fragments.on(node.labels.get(GPU_MODEL_LABEL, ""), cpu, devices) for node, cpu, devices in left)
+        free = sum(fragments.on(node.model_of(""), cpu, devices) for node, cpu, devices in left)
         lost.append(100 * free / gpu_milli)
     held = (simulated.gpu_seconds - before) / (offer.end - offer.begin)
     waits = _waits(simulated, offer)

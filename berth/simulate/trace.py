@@ -152,6 +152,7 @@ def _node(row: _Row) -> tuple[str, NodeView]:
         taints=(),
         labels={GPU_MODEL_LABEL: row.text("model"), "kubernetes.io/hostname": name},
         allocatable=whole,
+        gpu_models=(("", row.text("model")),),
     )
     return name, view
 

@@ -29,7 +29,11 @@ class FGD:
         self._of = ByResource(requests, Fragments)
 
     def rank(self, request: Request, candidate: Candidate) -> Rank:
-        need, model, free = request.requests, candidate.node.gpu_model, candidate.cpu_milli
+        need, model, free = (
+            request.requests,
+            candidate.node.model_of(request.requests.gpu_resource),
+            candidate.cpu_milli,
+        )
         fragments = self._of[need.gpu_resource]
         fall = fragments.on(model, free, candidate.devices) - fragments.on(
             model, free - need.cpu_milli, candidate.after

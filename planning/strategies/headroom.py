@@ -28,7 +28,7 @@ class Headroom:
         self._room = ByResource(known, Room)
 
     def rank(self, request: Request, candidate: Candidate) -> Rank:
-        need, model, cpu = request.requests, candidate.node.gpu_model, candidate.cpu_milli
+        need, model, cpu = request.requests, candidate.node.model_of(request.requests.gpu_resource), candidate.cpu_milli
         score, free = self._fgd.rank(request, candidate)
         room, before, after = (
             self._room[need.gpu_resource],

@@ -11,6 +11,7 @@ from crds.gpuquota import GPUQuotaSpec
 from crds.gpureservation import GPUReservationSpec
 from crds.gpuworkload import GPUWorkloadSpec
 from crds.settings import Settings
+from planning.accelerators import gpu_model
 from planning.jobs import requests_of
 from planning.model import (
     Assignment,
@@ -43,7 +44,10 @@ def node(name: str, gpus: int = 8, **changes: Any) -> NodeView:
         name, f"uid-{name}", 1, True, False, (), {"kubernetes.io/hostname": name},
         Resources(gpus, 64_000, 256 * GIB, 110),
     )  # fmt: skip
-    return replace(view, **changes)
+    # As planning.views tells them, for each resource that is offered.
+    labels, offered = changes.get("labels", {}), changes.get("allocatable", view.allocatable).gpus_by_resource()
+    models = ((name, gpu_model(labels, name or SETTINGS.gpu_resource)) for name, _ in offered)
+    return replace(view, **{"gpu_models": tuple((name, model) for name, model in models if model), **changes})
 
 
 def taint(key: str, effect: str = "NoSchedule", value: str = "") -> Taint:

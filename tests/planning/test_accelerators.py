@@ -17,6 +17,7 @@ from planning.accelerators import (
     gpu_counts,
     gpu_model,
     is_gpu,
+    known_as,
     memory_mib,
     seat_size,
 )
@@ -105,12 +106,14 @@ def test_what_labels_tell_of_memory(resource: str, labels: dict[str, str], mib: 
 
 
 def test_what_labels_tell_of_the_model() -> None:
-    assert gpu_model({"nvidia.com/gpu.product": "H200"}) == "H200"
-    assert gpu_model({"amd.com/gpu.product-name": "MI300X"}) == "MI300X"
-    assert gpu_model({"gpu.intel.com/product": "Max_1550"}) == "Max_1550"
-    assert gpu_model({"zone": "a"}) == ""
+    assert gpu_model({"nvidia.com/gpu.product": "H200"}, NVIDIA) == "H200"
+    assert gpu_model({"amd.com/gpu.product-name": "MI300X"}, AMD) == "MI300X"
+    assert gpu_model({"gpu.intel.com/product": "Max_1550"}, XE) == "Max_1550"
+    assert gpu_model({"zone": "a"}, NVIDIA) == ""
     both = {"amd.com/gpu.product-name": "MI300X", "nvidia.com/gpu.product": "T4"}
-    assert [gpu_model(both, resource) for resource in ("", NVIDIA, AMD, XE)] == ["T4", "T4", "MI300X", "T4"]
+    assert [gpu_model(both, resource) for resource in (NVIDIA, AMD, SEAT)] == ["T4", "MI300X", "T4"]
+    assert gpu_model(both, XE) == gpu_model(both, "tenstorrent.com/n150") == "", "nobody tells of these"
+    assert gpu_model(both, "example.com/gpu") == "T4", "what the installation calls a GPU is some vendor's"
 
 
 @pytest.mark.parametrize(
@@ -172,6 +175,16 @@ def test_memory_is_told_by_resource() -> None:
     assert [view.memory_of(name) for name in ("", AMD, SEAT, "tenstorrent.com/n150")] == [81559, 196608, 81559, 0]
     coming = node_view(node_of({}, {NVIDIA: "4"}, labels), NVIDIA)
     assert coming.memory_of("") == 81559, "also where they are not allocatable yet"
+
+
+@pytest.mark.parametrize("installed", [NVIDIA, AMD])
+def test_a_model_is_told_by_resource(installed: str) -> None:
+    labels = {"nvidia.com/gpu.product": "T400", "amd.com/gpu.product-name": "MI300X"}
+    view = node_view(node_of({NVIDIA: "1", AMD: "8", XE: "1"}, labels=labels), installed)
+    models = {name: view.model_of(known_as(name, installed)) for name in (NVIDIA, AMD, XE)}
+    assert models == {NVIDIA: "T400", AMD: "MI300X", XE: ""}
+    coming = node_view(node_of({}, {AMD: "8"}, labels), installed)
+    assert coming.model_of(known_as(AMD, installed)) == "MI300X", "also where they are not allocatable yet"
 
 
 def test_each_resource_has_its_own_gap() -> None:

@@ -156,8 +156,9 @@ def test_the_fleets_gpu_types() -> None:
 def test_a_node_of_two_vendors_has_two_types() -> None:
     labels = {GPU_MODEL_LABEL: "T4", NVIDIA_MEMORY_LABEL: "15360"}
     labels |= {"amd.com/gpu.product-name": "MI300X", "amd.com/gpu.vram": "192G"}
-    both = node_view({"metadata": {"labels": labels}, "status": {"allocatable": {NVIDIA: "2", AMD: "8"}}}, NVIDIA)
-    assert gpu_types([both]) == (GpuType(15_360, "T4", 2), GpuType(192 * 1024, "MI300X", 8, AMD))
+    raw = {"metadata": {"labels": labels}, "status": {"allocatable": {NVIDIA: "2", AMD: "8"}}}
+    assert gpu_types([node_view(raw, NVIDIA)]) == (GpuType(15_360, "T4", 2), GpuType(192 * 1024, "MI300X", 8, AMD))
+    assert gpu_types([node_view(raw, AMD)]) == (GpuType(15_360, "T4", 2, NVIDIA), GpuType(192 * 1024, "MI300X", 8))
 
 
 def test_only_types_of_the_resource_that_is_asked_for() -> None:
@@ -171,6 +172,7 @@ def test_what_is_asked_for() -> None:
     assert spec is not None and ask_of(spec, NVIDIA) == Ask(2, "high", "T4")
     amd = workload("w", 1, spec={"gpuResource": AMD, "nodeSelector": {"amd.com/gpu.product-name": "MI300X"}}).spec
     assert amd is not None and ask_of(amd, NVIDIA) == Ask(1, "normal", "MI300X", AMD)
+    assert ask_of(amd, AMD) == Ask(1, "normal", "MI300X")
     plain = workload("w", 2).spec
     assert plain is not None and ask_of(plain, NVIDIA) == Ask(2, "normal", "")
 

@@ -88,6 +88,21 @@ def test_fgd_keeps_free_what_others_typically_ask_for() -> None:
 
 
 @pytest.mark.parametrize("make", [FGD, Headroom])
+def test_the_model_that_counts_is_that_of_the_gpus_that_are_asked_for(make: type[FGD] | type[Headroom]) -> None:
+    """The one node has AMD's that others typically ask for, the other has not; both have the same card for a screen."""
+    offered, left = Resources.counting([("", 1), (AMD, 4)], 64_000, 256 * GIB, 110), Room(1, 64_000, 256 * GIB, 110)
+    left.add_gpus(AMD, 4)
+    screen = {GPU_MODEL_LABEL: "T400"}
+    nodes = [
+        node(name, labels={**screen, "amd.com/gpu.product-name": model}, allocatable=offered)
+        for name, model in (("a", "MI300X"), ("b", "MI210"))
+    ]
+    wanted = typical([(Kind(1, 1000, 1000, ("MI300X",), AMD), 1.0)])
+    asks = Resources(1, gpu_resource=AMD)
+    assert choose(make(wanted), [(view, left.copy()) for view in nodes], need=asks) == "b"
+
+
+@pytest.mark.parametrize("make", [FGD, Headroom])
 def test_what_is_typical_of_one_vendor_keeps_nothing_free_of_another(make: type[FGD] | type[Headroom]) -> None:
     """Knowing no request for AMD's GPUs, it packs them, though whole nodes of NVIDIA's are often asked for."""
     amd = [replace(view, allocatable=replace(view.allocatable, gpu_resource=AMD)) for view in (node("a"), node("b", 7))]
