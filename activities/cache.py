@@ -140,7 +140,7 @@ class ClusterCache:
         self.jobs: Reflector[JobView] = Reflector(
             client,
             JOBS,
-            project=views.job_view,
+            project=self._job,
             label_selector=JOB_SELECTOR,
             on_change=self._job_changed,
         )
@@ -279,6 +279,9 @@ class ClusterCache:
 
     def _node(self, raw: dict[str, Any]) -> NodeView:
         return views.node_view(raw, self._settings.gpu_resource)
+
+    def _job(self, raw: dict[str, Any]) -> JobView | None:
+        return views.job_view(raw, self._settings.gpu_resource)
 
     def _pod(self, raw: dict[str, Any]) -> PodView | None:
         return views.pod_view(raw, self._settings.gpu_resource)

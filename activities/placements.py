@@ -230,7 +230,9 @@ class Placements:
             try:
                 raw = await resume(self._kube, assignment, manifest)
                 how = "created" if raw is None else "resumed"
-                job = job_view(raw or await self._kube.create(JOBS, manifest, view.namespace))
+                job = job_view(
+                    raw or await self._kube.create(JOBS, manifest, view.namespace), self._cache.settings.gpu_resource
+                )
             except NotFound:  # the namespace is going
                 return None
             except (AlreadyExists, Changed):
@@ -279,7 +281,9 @@ class Placements:
         meant = assignment.turn.attempt, assignment.node, assignment.places
         for name in assignment.job_names:
             try:
-                job = job_view(await self._kube.get(JOBS, name, assignment.namespace))
+                job = job_view(
+                    await self._kube.get(JOBS, name, assignment.namespace), self._cache.settings.gpu_resource
+                )
             except NotFound:
                 continue
             if job is None or job.workload_uid != assignment.uid:

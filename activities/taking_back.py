@@ -101,7 +101,9 @@ class TakingBack:
         if marked is not None and await delete_job(self._kube, *job, finished=False, version=marked):
             return True
         try:
-            found = job_view(await self._kube.get(JOBS, withdrawal.job_name, withdrawal.namespace))
+            found = job_view(
+                await self._kube.get(JOBS, withdrawal.job_name, withdrawal.namespace), self._cache.settings.gpu_resource
+            )
         except NotFound:
             found = None
         if found is None or found.uid != withdrawal.job_uid:

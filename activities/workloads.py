@@ -126,7 +126,9 @@ class Workloads:
                 left_over = {job.uid for job in step.delete}
                 for job in self._cache.jobs_of(namespace, request.ref.uid):
                     if job.uid in left_over:
-                        await delete_job_before(self._kube, job, request.turn.attempt)
+                        await delete_job_before(
+                            self._kube, job, request.turn.attempt, self._cache.settings.gpu_resource
+                        )
                 if request.turn.attempt > 0:
                     # Should the ledger have lost count (somebody ended it), it must not begin at 0 again.
                     await self._requeue(request.ref.uid, request.turn, "default")
@@ -158,7 +160,7 @@ class Workloads:
         await self._requeue(back.ref.uid, back.turn, back.pool)
         for job in self._cache.jobs_of(back.ref.namespace, back.ref.uid):
             if job.attempt < back.turn.attempt:
-                await delete_job_before(self._kube, job, back.turn.attempt)
+                await delete_job_before(self._kube, job, back.turn.attempt, self._cache.settings.gpu_resource)
 
     async def _requeue(self, uid: str, turn: Turn, pool: str) -> None:
         await self._temporal.start_workflow(
@@ -193,7 +195,7 @@ class Workloads:
         """The workload's Jobs as the API server has them. Only deletions pay for this list."""
         selector = f"{WORKLOAD_UID_LABEL}={label_value(view.uid)}"
         found, _ = await self._kube.list(JOBS, view.namespace, label_selector=selector)
-        return tuple(job for raw in found if (job := job_view(raw)) is not None)
+        return tuple(job for raw in found if (job := job_view(raw, self._cache.settings.gpu_resource)) is not None)
 
     async def _failure(self, job: JobView) -> FailureDetail | None:
         """What the failed container left. Only failures pay for this list."""

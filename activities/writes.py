@@ -142,14 +142,14 @@ async def delete_job(
     return True
 
 
-async def delete_job_before(kube: KubeClient, job: JobView, attempt: int) -> None:
+async def delete_job_before(kube: KubeClient, job: JobView, attempt: int, gpu_resource: str) -> None:
     """Deletes a Job of a turn before `attempt`. It may be that turn's by now, if it had been stopped: then it stays."""
     while not job.deleting and job.attempt < attempt:
         version, ended = job.resource_version, bool(job.finished)
         if await delete_job(kube, job.namespace, job.name, job.uid, finished=ended, version=version):
             return
         try:
-            found = job_view(await kube.get(JOBS, job.name, job.namespace))
+            found = job_view(await kube.get(JOBS, job.name, job.namespace), gpu_resource)
         except NotFound:
             return
         if found is None or found.uid != job.uid:

@@ -138,7 +138,7 @@ def is_gated(spec: Mapping[str, Any]) -> bool:
     return any(gate.get("name") == GATE for gate in mappings(spec.get("schedulingGates")))
 
 
-def job_view(raw: object) -> JobView | None:
+def job_view(raw: object, gpu_resource: str) -> JobView | None:
     """A Job that berth made, read back from its own labels and annotations; None for any other Job."""
     job = mapping(raw)
     meta, spec, status = mapping(job.get("metadata")), mapping(job.get("spec")), mapping(job.get("status"))
@@ -167,7 +167,9 @@ def job_view(raw: object) -> JobView | None:
         attempt=min(_integer(labels.get(ATTEMPT_LABEL)), MAX_INT32),
         retries=min(_integer(annotations.get(RETRIES_ANNOTATION)), MAX_INT32),
         node=text(annotations.get(NODE_ANNOTATION))[:253],
-        requests=_job_requests(annotations.get(REQUESTS_ANNOTATION), mapping(spec.get("template")).get("spec")),
+        requests=_job_requests(
+            annotations.get(REQUESTS_ANNOTATION), mapping(spec.get("template")).get("spec"), gpu_resource
+        ),
         created=max(seconds(meta.get("creationTimestamp")) or 0.0, resumed or 0.0),
         started=seconds(status.get("startTime")),
         ready=all_ready(status, pods_in(places)),
@@ -365,7 +367,7 @@ def _counted(status: Mapping[str, Any]) -> bool:
     )
 
 
-def _job_requests(annotation: object, pod_spec: object) -> Resources:
+def _job_requests(annotation: object, pod_spec: object, gpu_resource: str) -> Resources:
     """What the Job's pod asks for: from the annotation, or (if somebody damaged that) from its pod template."""
     try:
         found = json.loads(annotation) if isinstance(annotation, str) and len(annotation) < 1024 else None
@@ -377,9 +379,7 @@ def _job_requests(annotation: object, pod_spec: object) -> Resources:
             gpus, cpu_milli, memory, pods = (int(value) for value in values if isinstance(value, int))
             resource = sys.intern(text(found.get("gpuResource")))
             return Resources(gpus, cpu_milli, memory, pods, gpu_resource=resource)
-    asked = pod_requests(pod_spec)
-    gpus = sum(value for name, value in asked.items() if name.endswith("/gpu"))
-    return Resources(gpus, asked.get("cpu", 0), asked.get("memory", 0), 1)
+    return resources_of(pod_requests(pod_spec), gpu_resource)
 
 
 def _gaps(

@@ -70,7 +70,7 @@ async def collect(kubeconfig: Path | None, context: str | None, namespace: str, 
         now=time.time(),
         nodes=tuple(views.node_view(raw, settings.gpu_resource) for raw in nodes),
         pods=tuple(pod for raw in pods if (pod := views.pod_view(raw, settings.gpu_resource)) is not None),
-        jobs=tuple(job for raw in jobs if (job := views.job_view(raw)) is not None),
+        jobs=tuple(job for raw in jobs if (job := views.job_view(raw, settings.gpu_resource)) is not None),
         workloads=tuple(views.workload_view(raw) for raw in workloads),
         defaults=Defaults(
             settings.default_strategy,

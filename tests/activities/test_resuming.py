@@ -97,7 +97,11 @@ class Cluster:
     @property
     def live(self) -> list[tuple[str, int, str]]:
         """Jobs that are to run: name, attempt, node."""
-        views = [view for job in self.jobs.values() if (view := job_view(job)) is not None and not view.preempted]
+        views = [
+            view
+            for job in self.jobs.values()
+            if (view := job_view(job, Settings().gpu_resource)) is not None and not view.preempted
+        ]
         return [(view.name, view.attempt, view.node) for view in views]
 
 
@@ -191,7 +195,7 @@ async def test_the_end_of_a_turn_writes_nothing_to_a_job_that_is_kept() -> None:
 
 
 def seen(cluster: Cluster) -> JobView:
-    view = job_view(cluster.jobs["w-u-0"])
+    view = job_view(cluster.jobs["w-u-0"], Settings().gpu_resource)
     assert view is not None
     return view
 
@@ -201,11 +205,11 @@ async def test_a_job_that_goes_on_is_not_taken_for_that_of_the_turn_before() -> 
     cluster = Cluster()
     before = seen(cluster)
     await place(cluster)
-    await delete_job_before(cast(Any, cluster), before, 1)
+    await delete_job_before(cast(Any, cluster), before, 1, Settings().gpu_resource)
     assert cluster.live == [("w-u-0", 1, "b")]
-    await delete_job_before(cast(Any, cluster), before, 2)
+    await delete_job_before(cast(Any, cluster), before, 2, Settings().gpu_resource)
     assert cluster.live == []
-    await delete_job_before(cast(Any, cluster), before, 3)
+    await delete_job_before(cast(Any, cluster), before, 3, Settings().gpu_resource)
 
 
 async def test_a_hand_back_deletes_a_stopped_job_though_its_status_changed_meanwhile() -> None:

@@ -29,6 +29,7 @@ from berth.demo import measure
 from crds.gpuworkload import GPUWorkloadSpec
 from kube.errors import Forbidden
 from kube.resources import JOBS
+from planning.accelerators import NVIDIA
 from planning.naming import CONTROLLER_LABEL, CONTROLLER_VALUE, FINALIZER, WORKLOAD_LABEL
 from planning.views import job_view, node_view
 from stack import StackError
@@ -178,7 +179,7 @@ def test_what_the_runner_sees_of_jobs_and_workloads() -> None:
 
 def test_what_the_runner_calls_complete_is_complete_to_berth() -> None:
     raw = {"metadata": {"labels": {"gpu.warp.dev/workload-uid": "u"}}, **completed(datetime.now(UTC), 1.0)}
-    view = job_view(raw)
+    view = job_view(raw, NVIDIA)
     assert view is not None and view.finished == "Complete"
 
 

@@ -18,6 +18,7 @@ from berth.cli.application import after_up, application_processes
 from crds.gpuworkload import API_VERSION, KIND
 from kube.client import KubeClient
 from kube.resources import GPUWORKLOADS, JOBS, NODES, PODS
+from planning.accelerators import NVIDIA
 from planning.naming import ATTEMPT_LABEL, WORKLOAD_LABEL
 from planning.views import job_view
 from stack import SimulatedNode, Stack, UpOptions, node_manifests
@@ -64,7 +65,7 @@ async def suspended(kube: KubeClient, pair: str) -> bool:
 async def pods_gone(kube: KubeClient, pair: str) -> bool:
     """And the Job controller says so, which is what its turn's end waits for."""
     jobs, pods = await mine(kube, f"low-{pair}")
-    return not pods and any((view := job_view(job)) is not None and view.halted for job in jobs)
+    return not pods and any((view := job_view(job, NVIDIA)) is not None and view.halted for job in jobs)
 
 
 async def other_made(kube: KubeClient, pair: str) -> bool:

@@ -212,11 +212,21 @@ def test_a_job_tells_which_gpus_it_asks_for(resource: str) -> None:
     asked = Resources(2, 500, 1, 1, gpu_resource=resource)
     labels = {"gpu.warp.dev/workload-uid": "u"}
     annotations = {"gpu.warp.dev/requests": requests_text(asked)}
-    view = job_view({"metadata": {"name": "j", "labels": labels, "annotations": annotations}})
+    view = job_view({"metadata": {"name": "j", "labels": labels, "annotations": annotations}}, NVIDIA)
     assert view is not None and view.requests == asked
     nonsense = annotations["gpu.warp.dev/requests"].replace("}", ',"gpuResource":[]}')
-    damaged = job_view({"metadata": {"labels": labels, "annotations": {"gpu.warp.dev/requests": nonsense}}})
+    damaged = job_view({"metadata": {"labels": labels, "annotations": {"gpu.warp.dev/requests": nonsense}}}, NVIDIA)
     assert damaged is not None and damaged.requests.gpu_resource == ""
+
+
+@pytest.mark.parametrize("resource", [NVIDIA, AMD, SEAT, XE, "tenstorrent.com/n150"])
+@pytest.mark.parametrize("installed", [NVIDIA, AMD])
+def test_a_damaged_job_still_tells_by_its_template_which_gpus_it_holds(resource: str, installed: str) -> None:
+    pod = {"containers": [{"resources": {"limits": {resource: "4", "cpu": "2"}}}]}
+    meta = {"labels": {"gpu.warp.dev/workload-uid": "u"}, "annotations": {"gpu.warp.dev/requests": "{"}}
+    view = job_view({"metadata": meta, "spec": {"template": {"spec": pod}}}, installed)
+    assert view is not None
+    assert view.requests == Resources(4, 2000, pods=1, gpu_resource=known_as(resource, installed))
 
 
 def test_any_resource_may_be_the_installations() -> None:

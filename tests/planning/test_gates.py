@@ -254,7 +254,7 @@ def test_the_job_alone_tells_its_places() -> None:
     pod = spec["template"]["spec"]
     assert pod["schedulingGates"] == [{"name": GATE}] and "affinity" not in pod
     assert pod["containers"][0]["env"][0] == {"name": "REPLICAS", "value": "3"}
-    read = job_view(raw)
+    read = job_view(raw, SETTINGS.gpu_resource)
     assert read is not None and (read.places, read.node, read.missing) == (PLACES, "a", 3)
 
 
@@ -291,7 +291,7 @@ def test_a_single_ones_job_is_what_it_was() -> None:
     ],
 )
 def test_a_gangs_job_says_how_far_it_is(status: dict[str, Any], ready: bool, done: set[int], missing: int) -> None:
-    read = job_view(manifest(**status))
+    read = job_view(manifest(**status), SETTINGS.gpu_resource)
     assert read is not None and (read.ready, set(read.done), read.missing) == (ready, done, missing)
 
 
@@ -305,7 +305,7 @@ def test_a_damaged_annotation_is_no_place(text: object) -> None:
     assert places_from(text, 3) == ()
     raw = manifest()
     raw["metadata"]["annotations"][PLACES_ANNOTATION] = text
-    read = job_view(raw)
+    read = job_view(raw, SETTINGS.gpu_resource)
     assert read is not None and read.places == ()
     old = replace(read, created=NOW - 121)
     (back,) = decided(old, pods_of(old)).withdrawals

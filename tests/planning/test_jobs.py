@@ -72,7 +72,7 @@ def test_the_owner_and_what_is_read_back() -> None:
     assert (owner["kind"], owner["uid"], owner["controller"], owner["blockOwnerDeletion"]) == (
         "GPUWorkload", "a", True, True,
     )  # fmt: skip
-    view = job_view(made)
+    view = job_view(made, GPU)
     assert view is not None
     assert (view.name, view.attempt, view.retries, view.node, view.strategy) == ("a-a-5", 5, 2, "n1", "random")
     assert view.requests == Resources(3, 0, 0, 1) and view.workload_uid == "a"
@@ -81,7 +81,7 @@ def test_the_owner_and_what_is_read_back() -> None:
 
 def test_a_job_tells_of_which_spec_it_is() -> None:
     def told(gpus: int = 1, **spec: Any) -> str:
-        view = job_view(manifest(workload("a", gpus, spec=spec)))
+        view = job_view(manifest(workload("a", gpus, spec=spec)), GPU)
         assert view is not None
         return view.spec_hash
 
@@ -179,7 +179,7 @@ def test_the_workload_names_the_resource() -> None:
     shape = shape_of(view.spec, SETTINGS)
     assert shape.requests == requests_of(view.spec, SETTINGS) == Resources(2, pods=1, gpu_resource="amd.com/gpu")
     assert shape.constraints.tolerations[-1].key == "amd.com/gpu"
-    back = job_view(manifest(view))
+    back = job_view(manifest(view), GPU)
     assert back is not None and back.requests == shape.requests
     named = workload("b", 2, spec={"gpuResource": GPU}).spec
     assert named is not None and shape_of(named, SETTINGS).requests == Resources(2, pods=1), "the installation's own"

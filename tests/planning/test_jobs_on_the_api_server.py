@@ -86,7 +86,7 @@ def test_the_api_server_takes_every_job_and_it_reads_back(
             "create", "--dry-run=server", "--validate=strict", "-o", "json", "-f", "-", stdin=json.dumps(wanted)
         )
     )
-    read, meant = job_view(made), job_view(wanted)
+    read, meant = job_view(made, SETTINGS.gpu_resource), job_view(wanted, SETTINGS.gpu_resource)
     assert read is not None and meant is not None
     told = ("name", "workload_uid", "attempt", "retries", "node", "requests", "active_deadline", "strategy", "places")
     assert [getattr(read, key) for key in told] == [getattr(meant, key) for key in told]
@@ -133,7 +133,7 @@ def test_a_stopped_job_is_let_go_on_elsewhere_once_its_controller_has_let_go_of_
         patch(resumed(job_manifest(shorter, place, SETTINGS), replace(stopped, version=stopped.version - 1), 7.0))
     raw = patch(resumed(job_manifest(shorter, place, SETTINGS), stopped, 1e10))
     assert raw["spec"]["suspend"] is False and "activeDeadlineSeconds" not in raw["spec"]
-    read = job_view(raw)
+    read = job_view(raw, SETTINGS.gpu_resource)
     assert read is not None and (read.uid, read.name) == (stopped.uid, name)
     assert (read.attempt, read.retries, read.node, read.strategy, read.backfill) == (4, 1, "node-2", "fgd", None)
     assert (read.preempted, read.resumed, read.created) == (False, True, 1e10)

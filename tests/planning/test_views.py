@@ -39,7 +39,7 @@ OBJECTS = st.fixed_dictionaries({}, optional={"metadata": JSON, "spec": JSON, "s
 def test_no_json_makes_a_view_raise(raw: object) -> None:
     node_view(raw, GPU)
     pod_view(raw, GPU)
-    job_view(raw)
+    job_view(raw, GPU)
     view = workload_view(raw)
     assert (view.spec is None) == bool(view.invalid)
     assert isinstance(view.phase, str)
@@ -159,12 +159,12 @@ def test_a_job_is_read_back_from_itself_and_a_damaged_one_from_its_template() ->
             ]
         },
     }  # fmt: skip
-    view = job_view(raw)
+    view = job_view(raw, GPU)
     assert view is not None and view.requests == Resources(2, 3, 4, 1)
     assert (view.attempt, view.retries, view.node, view.active_deadline) == (4, 2, "n", 9)
     assert (view.finished, view.reason, view.message) == ("Failed", "PodFailurePolicy", "evicted")
     raw["metadata"]["annotations"]["gpu.warp.dev/requests"] = '{"gpus":-1}'
-    damaged = job_view(raw)
+    damaged = job_view(raw, GPU)
     assert damaged is not None and damaged.requests.gpus == 7
 
 
@@ -184,14 +184,14 @@ def test_a_job_is_read_back_from_itself_and_a_damaged_one_from_its_template() ->
 )
 def test_a_job_whose_pod_was_ever_counted_is_known(status: dict[str, Any], counted: bool) -> None:
     raw = {"metadata": {"uid": "j", "labels": {"gpu.warp.dev/workload-uid": "u"}}, "status": status}
-    view = job_view(raw)
+    view = job_view(raw, GPU)
     assert view is not None and view.counted is counted
 
 
 def test_a_job_that_the_ledger_takes_back_is_known_by_its_mark() -> None:
     meta: dict[str, Any] = {"uid": "j", "labels": {"gpu.warp.dev/workload-uid": "u"}}
     for given_marks, withdrawn in [({}, False), ({"gpu.warp.dev/withdrawn": "no place"}, True)]:
-        view = job_view({"metadata": meta | {"annotations": given_marks}})
+        view = job_view({"metadata": meta | {"annotations": given_marks}}, GPU)
         assert view is not None and view.withdrawn is withdrawn
 
 
@@ -210,7 +210,7 @@ def test_a_stopped_job_is_halted_once_its_controller_counts_no_pod(status: dict[
     marks = {"gpu.warp.dev/preempted": "for another"}
     meta = {"uid": "j", "labels": {"gpu.warp.dev/workload-uid": "u"}, "annotations": marks}
     for suspend in (True, False, None):
-        view = job_view({"metadata": meta, "spec": {"suspend": suspend}, "status": status})
+        view = job_view({"metadata": meta, "spec": {"suspend": suspend}, "status": status}, GPU)
         assert view is not None and (view.preempted, view.halted) == (suspend is True, halted and suspend is True)
 
 
@@ -225,13 +225,15 @@ def test_a_stopped_job_is_halted_once_its_controller_counts_no_pod(status: dict[
 )
 def test_a_resumed_job_counts_from_then(mark: str, resumed: bool, created: float) -> None:
     meta = {"uid": "j", "labels": {"gpu.warp.dev/workload-uid": "u"}, "creationTimestamp": "2026-01-01T00:00:00Z"}
-    view = job_view({"metadata": meta | {"annotations": {"gpu.warp.dev/resumed": mark}}})
+    view = job_view({"metadata": meta | {"annotations": {"gpu.warp.dev/resumed": mark}}}, GPU)
     assert view is not None and (view.resumed, view.created) == (resumed, created)
 
 
 def test_numbers_that_no_status_can_hold_are_cut() -> None:
     labels = {"gpu.warp.dev/workload-uid": "u", "gpu.warp.dev/attempt": "9" * 20}
-    view = job_view({"metadata": {"uid": "j", "labels": labels, "annotations": {"gpu.warp.dev/retries": "9" * 20}}})
+    view = job_view(
+        {"metadata": {"uid": "j", "labels": labels, "annotations": {"gpu.warp.dev/retries": "9" * 20}}}, GPU
+    )
     assert view is not None and view.attempt == view.retries == 2**31 - 1
 
 
@@ -249,7 +251,7 @@ def test_a_template_may_be_deep_but_not_bottomless() -> None:
 
 
 def test_jobs_of_others_are_not_ours() -> None:
-    assert job_view({"metadata": {"name": "j", "labels": {"app": "x"}}}) is None
+    assert job_view({"metadata": {"name": "j", "labels": {"app": "x"}}}, GPU) is None
 
 
 def test_a_tombstone_stays_one_however_large_its_status() -> None:
