@@ -65,6 +65,13 @@ def asked_resource(spec: GPUWorkloadSpec, installed: str) -> str:
     return SEAT if spec.gpu_fraction is not None else spec.gpu_resource or installed
 
 
+def taint_keys(resource: str, installed: str) -> tuple[str, ...]:
+    """The keys of the taints that keep other work off nodes with such GPUs: a cloud taints them by their resource, and
+    those with seats by that of the GPUs under these.
+    """
+    return tuple(dict.fromkeys((resource, installed, NVIDIA))) if seat_size(resource) else (resource,)
+
+
 def known_as(resource: str, installed: str) -> str:
     """How planning calls a GPU resource: '' for the installation's."""
     return "" if resource == installed else sys.intern(resource)

@@ -14,7 +14,7 @@ from typing import Any
 from crds.gpuworkload import API_VERSION, KIND, ContainerResources, GPUWorkloadSpec
 from crds.settings import Settings
 from planning import naming
-from planning.accelerators import KNOWN, asked_resource, is_gpu, known_as, memory_label, seat_size
+from planning.accelerators import KNOWN, asked_resource, is_gpu, known_as, memory_label, seat_size, taint_keys
 from planning.filters import Constraints, Shape, TolerationView
 from planning.model import Assignment, Resources, Stopped, Turn, WorkloadView
 from planning.places import gang_of, places_text, pods_in
@@ -72,17 +72,17 @@ def requests_of(spec: GPUWorkloadSpec, settings: Settings) -> Resources:
 def shape_of(spec: GPUWorkloadSpec, settings: Settings) -> Shape:
     """All that decides where this spec fits."""
     gpu = asked_resource(spec, settings.gpu_resource)
-    gpu_taint = TolerationView(gpu, "Exists", "", "NoSchedule")
     memory = _mebibytes(spec.gpu_memory)
     kind = known_as(gpu, settings.gpu_resource) if memory else ""
     if spec.template is None:
         asked = _simple_requests(spec.resources)
         asked[gpu] = spec.gpu_count
-        tolerated = tuple(
+        tolerated = [
             TolerationView(item.key, item.operator, item.value, item.effect) for item in spec.tolerations or ()
-        )
+        ]
+        tolerated += (TolerationView(k, "Exists", "", "NoSchedule") for k in taint_keys(gpu, settings.gpu_resource))
         chosen = tuple(sorted((spec.node_selector or {}).items()))
-        constraints = Constraints(chosen, (*tolerated, gpu_taint), None, kind, memory)
+        constraints = Constraints(chosen, tuple(tolerated), None, kind, memory)
         return Shape(resources_of(asked, settings.gpu_resource), constraints)
     pod = _pod_spec(spec, settings)
     return Shape(
@@ -299,8 +299,11 @@ def _pod_spec(spec: GPUWorkloadSpec, settings: Settings) -> Manifest:
     if spec.node_selector:
         pod["nodeSelector"] = {**mapping(pod.get("nodeSelector")), **spec.node_selector}
     own = [item.model_dump(by_alias=True, exclude_defaults=True) for item in spec.tolerations or ()]
-    gpu_taint = {"key": gpu, "operator": "Exists", "effect": "NoSchedule"}  # as ExtendedResourceToleration would add
-    pod["tolerations"] = [*mappings(pod.get("tolerations")), *own, gpu_taint]
+    added = (
+        {"key": key, "operator": "Exists", "effect": "NoSchedule"}  # as ExtendedResourceToleration would add
+        for key in taint_keys(gpu, settings.gpu_resource)
+    )
+    pod["tolerations"] = [*mappings(pod.get("tolerations")), *own, *added]
     return pod
 
 

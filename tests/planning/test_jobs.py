@@ -9,10 +9,11 @@ import pytest
 
 from crds.settings import Settings
 from planning.accelerators import SEAT
+from planning.filters import Constraints, repelling_taint
 from planning.jobs import examination_manifest, job_manifest, refusal, requests_of, shape_of
 from planning.model import Assignment, NodeView, Resources, Turn, WorkloadView
 from planning.naming import job_name
-from planning.podspecs import node_terms
+from planning.podspecs import node_terms, tolerations
 from planning.views import job_view
 from tests.planning.builders import GIB, SETTINGS, node, taint, workload
 
@@ -162,6 +163,21 @@ def test_a_gpu_taint_does_not_keep_gpu_workloads_off() -> None:
     assert view.spec is not None
     tainted: NodeView = node("n", taints=(taint(GPU, value="present"),))
     assert node_refusal(shape_of(view.spec, SETTINGS).constraints, tainted) == ""
+
+
+@pytest.mark.parametrize("spec", [{"gpuFraction": 0.5}, {"gpuResource": "kyb.ai/gpu-2x-seat"}])
+@pytest.mark.parametrize("given", [{}, template()], ids=["simple", "template"])
+def test_a_gpu_taint_does_not_keep_off_who_asks_for_a_seat(spec: dict[str, Any], given: dict[str, Any]) -> None:
+    """Seats lie on NVIDIA's GPUs, whose nodes many clouds taint by that name."""
+    view, settings = workload("a", spec={**spec, **given}), Settings(gpu_resource="example.com/gpu")
+    assert view.spec is not None
+    seen, told = shape_of(view.spec, settings).constraints, pod_of(manifest(view, settings))["tolerations"]
+    for key in (GPU, "example.com/gpu", spec.get("gpuResource", SEAT)):
+        assert repelling_taint(seen, node("n", taints=(taint(key, value="present"),))) is None
+        assert repelling_taint(Constraints((), tolerations(told)), node("n", taints=(taint(key),))) is None
+    for other in (node("n", taints=(taint("amd.com/gpu"),)), node("n", taints=(taint("theirs"),))):
+        assert repelling_taint(seen, other) and repelling_taint(Constraints((), tolerations(told)), other)
+    assert len(told) == 3 and len(pod_of(manifest(view))["tolerations"]) == 2, "each of them once"
 
 
 def test_another_gpu_resource() -> None:
