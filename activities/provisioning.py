@@ -75,6 +75,7 @@ class Orders:
             known=request.known,
             coming=again and await self._coming(view),
             jitter=request.jitter,
+            gpu_resource=self._cache.settings.gpu_resource,
         )
         step = next_step(seen, self._cache.settings.provisioning)
         if step.kind == "order" and view is not None:

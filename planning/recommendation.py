@@ -107,7 +107,7 @@ def recommend(profile: Profile, ask: Ask, types: Iterable[GpuType], now: float) 
             kinds = sorted(each for each in types if each.resource == ask.gpu_resource)
             gpu_type = next((each.model for each in kinds if each.memory_mib >= memory and each.gpus >= count), None)
         how = "simulated samples of " if at.simulated else ""
-        told = f"{how}its runs with {show_gpus(ask.gpu_count)} show at most {most} in use at once"
+        told = f"{how}its runs with {show_gpus(ask.gpu_count, ask.gpu_resource)} show at most {most} in use at once"
         reasons.append(told + (f", with up to {at.peak_memory_mib} MiB each" if memory else ""))
         runs.append(sampled)
     took = quantile(longer(at.durations), 0.9)

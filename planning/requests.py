@@ -14,6 +14,7 @@ from crds.gpuworkload import API_VERSION, KIND, GPUWorkloadSpec
 from crds.settings import Provisioning as Rules
 from crds.settings import Settings
 from planning import naming
+from planning.accelerators import asked_resource, known_as
 from planning.backoff import delay
 from planning.filters import show_gpus
 from planning.jobs import order_template
@@ -31,7 +32,7 @@ LONGEST_BACKOFF = 1800.0
 @dataclass(frozen=True, slots=True)
 class Observation:
     """What a look at an order sees. `known`: its history says that this attempt's request was made. `coming`: a node is
-    there whose GPUs will do once they are usable.
+    there whose GPUs will do once they are usable. `gpu_resource`: the installation's.
     """
 
     now: float
@@ -44,6 +45,7 @@ class Observation:
     known: bool
     coming: bool
     jitter: float
+    gpu_resource: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,7 @@ def _current(seen: Observation) -> RequestView | None:
 def _open(seen: Observation, rules: Rules, current: RequestView) -> Step:
     """A request that may still bring a node."""
     view = seen.workload
-    told = f"ordered {_what(view.spec) if view is not None and view.spec is not None else ''}"
+    told = f"ordered {_what(view.spec, seen.gpu_resource) if view is not None and view.spec is not None else ''}"
     told += f" (ProvisioningRequest {current.name})"
     if current.provisioned is not None:
         left = current.provisioned + rules.booking_seconds - seen.now
@@ -145,9 +147,9 @@ def _open(seen: Observation, rules: Rules, current: RequestView) -> Step:
     return Step("wait", told, min(left, LOOK_AGAIN), "ordered", request=current)
 
 
-def _what(spec: GPUWorkloadSpec) -> str:
+def _what(spec: GPUWorkloadSpec, installed: str) -> str:
     """What is ordered, for a person: how many nodes a gang needs is the autoscaler's to find out."""
-    each, pods = show_gpus(spec.gpu_count), least_pods(spec)
+    each, pods = show_gpus(spec.gpu_count, known_as(asked_resource(spec, installed), installed)), least_pods(spec)
     return f"1 node for {each}" if pods == 1 else f"nodes for {pods} pods of {each} each"
 
 

@@ -164,6 +164,7 @@ def test_a_node_of_two_vendors_has_two_types() -> None:
 def test_only_types_of_the_resource_that_is_asked_for() -> None:
     types = (*FLEET, GpuType(1_000_000, "MI300X", 8, AMD))
     amd = of(*(ran(i) for i in range(5)), ask=replace(FOUR, gpu_resource=AMD), types=types)
+    assert "its runs with 4 amd.com/gpu show" in amd.reason
     assert amd.gpu_type == "MI300X" and of(*(ran(i) for i in range(5)), types=types).gpu_type != "MI300X"
 
 

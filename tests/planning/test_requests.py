@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from crds.settings import Provisioning as Rules
 from crds.settings import Settings
 from planning import naming
-from planning.accelerators import AMD
+from planning.accelerators import AMD, NVIDIA, SEAT
 from planning.filters import Constraints, affine
 from planning.jobs import job_manifest
 from planning.model import Booking, RequestView
@@ -30,7 +30,10 @@ def request(attempt: int = 0, **changes: Any) -> RequestView:
 
 
 def seen(*requests: RequestView, **changes: Any) -> Observation:
-    view = Observation(NOW, 1, 0, workload("w", 4), (), (), requests, known=bool(requests), coming=False, jitter=0.0)
+    view = Observation(
+        NOW, 1, 0, workload("w", 4), (), (), requests,
+        known=bool(requests), coming=False, jitter=0.0, gpu_resource=SETTINGS.gpu_resource,
+    )  # fmt: skip
     return replace(view, **changes)
 
 
@@ -53,6 +56,19 @@ def test_an_open_one_is_waited_for_and_told_of() -> None:
     assert accepted.stage == "accepted" and accepted.message.endswith("; accepted at 1970-01-12T13:46:35Z")
     provisioned = step(request(accepted=NOW - 5, provisioned=NOW - 2))
     assert provisioned.stage == "provisioned" and "; provisioned at 1970-01-12T13:46:38Z" in provisioned.message
+
+
+@pytest.mark.parametrize(
+    ("asks", "told"),
+    [
+        ({"gpuResource": AMD, "gpuCount": 4}, "1 node for 4 amd.com/gpu ("),
+        ({"gpuFraction": 0.5}, f"1 node for 1 {SEAT} ("),
+        ({"gpuResource": AMD, "replicas": 2}, "nodes for 2 pods of 1 amd.com/gpu each ("),
+        ({"gpuResource": NVIDIA}, "1 node for 1 GPU ("),
+    ],
+)
+def test_the_order_names_what_is_ordered(asks: dict[str, Any], told: str) -> None:
+    assert step(request(), workload=workload("w", spec=asks)).message.startswith(f"ordered {told}")
 
 
 def test_a_look_is_due_when_its_time_is_over() -> None:
