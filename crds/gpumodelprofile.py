@@ -17,10 +17,13 @@ from crds.gpuworkload import MAX_GPUS, CRDModel, Int, Time
 PROFILE_KIND = "GPUModelProfile"
 PROFILE_PLURAL = "gpumodelprofiles"
 
+# Of a profile: a model is run with a few vendors' GPUs, and with a few numbers of each.
+MOST_COUNTS = 2 * MAX_GPUS
 _MOST = 2**53  # what JSON's numbers hold exactly, in every reader
 Count = Annotated[Int, Field(ge=0, le=_MOST, json_schema_extra={"format": "int64"})]
 Small = Annotated[Int, Field(ge=0, le=2**31 - 1, json_schema_extra={"format": "int32"})]
 Span = Annotated[StrictStr, Field(max_length=32)]
+Resource = Annotated[StrictStr, Field(max_length=317)]
 
 
 def _bucket(key: str) -> str:
@@ -75,9 +78,10 @@ class Usage(ProfileModel):
 
 
 class GpuCount(ProfileModel):
-    """The runs with one number of GPUs."""
+    """The runs with one number of GPUs of one resource."""
 
     gpu_count: Annotated[Int, Field(ge=1, le=MAX_GPUS, json_schema_extra={"format": "int32"})]
+    resource: Resource = Field(default="", description="The resource of these GPUs; empty for the installation's.")
     runs: Count = Field(description="Succeeded runs remembered; older ones count less.")
     p50: Span | None = Field(default=None, description="Run time that half of them do not exceed.")
     p90: Span | None = None
@@ -97,9 +101,7 @@ class TypicalPod(ProfileModel):
     models: Annotated[list[Annotated[StrictStr, Field(max_length=63)]], Field(max_length=8)] = Field(
         default_factory=list, description="GPU models of which it needs one; none for any."
     )
-    resource: Annotated[StrictStr, Field(max_length=317)] = Field(
-        default="", description="The resource of its GPUs; empty for the installation's."
-    )
+    resource: Resource = Field(default="", description="The resource of its GPUs; empty for the installation's.")
     weight: Count
 
 
@@ -126,7 +128,7 @@ class GPUModelProfileStatus(ProfileModel):
     peak_memory_mib: Small | None = Field(
         default=None, alias="peakMemoryMiB", description="Most memory in use on a GPU."
     )
-    gpu_counts: Annotated[list[GpuCount], Field(max_length=MAX_GPUS)] = Field(default_factory=list)
+    gpu_counts: Annotated[list[GpuCount], Field(max_length=MOST_COUNTS)] = Field(default_factory=list)
     typical_pods: Annotated[list[TypicalPod], Field(max_length=32)] = Field(default_factory=list)
     reference_day: Small = Field(default=0, description="Days since 1970 at which a run weighs 1024.")
     watermark: Watermark | None = None

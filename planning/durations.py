@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from planning.decay import DAY, UNIT, fade
-from planning.profiles import Profile
+from planning.profiles import Gpus, Profile
 from planning.runtimes import longer, quantile
 
 # Of a narrower kind of run so many must be remembered before it is believed rather than a broader one: three of the
@@ -19,7 +19,7 @@ from planning.runtimes import longer, quantile
 ENOUGH = 2.5
 
 Basis = Literal["model and GPUs", "model", "namespace", "all"]
-"""Which runs an estimate comes from: of the same namespace, model and number of GPUs, and so on."""
+"""Which runs an estimate comes from: of the same namespace, model and number of such GPUs, and so on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Durations:
     """The run times that profiles know, as they count today; made once for many questions."""
 
     def __init__(self, profiles: Iterable[Profile], now: float) -> None:
-        self._known: dict[tuple[str | int, ...], dict[int, float]] = {}
+        self._known: dict[tuple[str | Gpus, ...], dict[int, float]] = {}
         today = int(now // DAY)
         for profile in profiles:
             worth = fade(profile.reference, today) / UNIT
@@ -45,11 +45,11 @@ class Durations:
                     for bucket, weight in at.durations.items():
                         known[bucket] = known.get(bucket, 0.0) + weight * worth
 
-    def run_time(self, namespace: str, model: str, gpus: int, share: float = 0.5) -> Estimate | None:
+    def run_time(self, namespace: str, model: str, gpus: Gpus, share: float = 0.5) -> Estimate | None:
         """The run time that `share` of such runs do not exceed; None if nothing is known of any run."""
         return self.remaining(namespace, model, gpus, 0.0, share)
 
-    def remaining(self, namespace: str, model: str, gpus: int, elapsed: float, share: float = 0.5) -> Estimate | None:
+    def remaining(self, namespace: str, model: str, gpus: Gpus, elapsed: float, share: float = 0.5) -> Estimate | None:
         """The seconds that `share` of such runs, having taken `elapsed`, still take at most. None: nothing is known of
         any run that took as long.
         """
@@ -60,7 +60,7 @@ class Durations:
             narrowest = narrowest or estimate
         return narrowest
 
-    def _estimates(self, namespace: str, model: str, gpus: int, elapsed: float, share: float) -> Iterator[Estimate]:
+    def _estimates(self, namespace: str, model: str, gpus: Gpus, elapsed: float, share: float) -> Iterator[Estimate]:
         """From the narrowest kind of run to the broadest."""
         for key, basis in _levels(namespace, model, gpus):
             parts = longer(self._known.get(key, {}), elapsed)
@@ -69,7 +69,7 @@ class Durations:
                 yield Estimate(took - elapsed, sum(mass for *_, mass in parts), basis)
 
 
-def _levels(namespace: str, model: str, gpus: int) -> Iterator[tuple[tuple[str | int, ...], Basis]]:
+def _levels(namespace: str, model: str, gpus: Gpus) -> Iterator[tuple[tuple[str | Gpus, ...], Basis]]:
     yield (namespace, model, gpus), "model and GPUs"
     yield (namespace, model), "model"
     yield (namespace,), "namespace"

@@ -13,7 +13,7 @@ from typing import Protocol
 from planning.durations import Durations
 from planning.filters import Shape
 from planning.model import Resources
-from planning.profiles import Mark, Profile, Run, fold
+from planning.profiles import Gpus, Mark, Profile, Run, fold
 
 # Estimates are made anew after so many seconds, if anything ended since.
 PAUSE = 300.0
@@ -83,7 +83,7 @@ class Learned:
         if self._ended and now >= self._made + PAUSE:
             self._durations, self._made = Durations(self.profiles(), now), now
         need = waiting.shape.requests
-        known = self._durations.run_time(waiting.tenant, model(need), need.gpus)
+        known = self._durations.run_time(waiting.tenant, model(need), Gpus(need.gpus))
         return known.seconds if known is not None else 0.0
 
     def ended(self, run: Submission, now: float) -> None:

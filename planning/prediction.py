@@ -11,11 +11,13 @@ from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush, nsmallest
 
 from crds.settings import Settings
+from planning.accelerators import asked_resource, known_as
 from planning.durations import Durations
 from planning.memory import Memory
 from planning.model import Assignment, JobView, Ledger, PodView, Snapshot, Waiting, WorkloadView
 from planning.placement import decide
 from planning.places import ranks
+from planning.profiles import Gpus
 from planning.reservation_status import shown_nodes
 from planning.status import waiting
 from planning.windows import window_of
@@ -35,6 +37,7 @@ class _Future:
     durations: Durations
     share: float
     now: float
+    gpu_resource: str
     jobs: dict[str, JobView] = field(default_factory=dict)  # by UID of their workload
     pods: dict[str, PodView] = field(default_factory=dict)  # by UID
     workloads: dict[str, WorkloadView] = field(default_factory=dict)
@@ -54,8 +57,9 @@ class _Future:
         spec = view.spec
         if spec is None:
             return None
+        asked = Gpus(spec.gpu_count, known_as(asked_resource(spec, self.gpu_resource), self.gpu_resource))
         known = self.durations.remaining(
-            view.namespace, spec.model_name, spec.gpu_count, max(0.0, self.now - started), self.share
+            view.namespace, spec.model_name, asked, max(0.0, self.now - started), self.share
         )
         deadline = None if spec.active_deadline_seconds is None else started + spec.active_deadline_seconds
         if known is None:
@@ -108,7 +112,7 @@ def seconds_to_start(snapshot: Snapshot, settings: Settings, uid: str, share: fl
 def starts(snapshot: Snapshot, settings: Settings, share: float, uid: str = "") -> dict[str, float]:
     """The same of all that wait, by UID, without those of whom nobody can tell; of `uid` alone if that is given."""
     found: dict[str, float] = {}
-    future = _Future(snapshot, Durations(snapshot.profiles, snapshot.now), share, snapshot.now)
+    future = _Future(snapshot, Durations(snapshot.profiles, snapshot.now), share, snapshot.now, settings.gpu_resource)
     _begin(future)
     # Whoever has a template and waits was examined.
     examined = {w.uid: w.generation for w in snapshot.workloads if w.spec is not None and w.spec.template is not None}

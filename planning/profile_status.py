@@ -25,7 +25,7 @@ from crds.gpuworkload import API_VERSION
 from planning.decay import DAY, Weights, quantile, runs_today
 from planning.naming import profile_name
 from planning.podspecs import mapping, text
-from planning.profiles import NOTHING, AtCount, Mark, Profile
+from planning.profiles import NOTHING, AtCount, Gpus, Mark, Profile
 from planning.runtimes import BUCKETS, longer
 from planning.runtimes import quantile as run_time
 from planning.times import timestamp
@@ -126,7 +126,7 @@ def _read(empty: Profile, status: GPUModelProfileStatus) -> Profile:
         retries=status.retries,
         failures={each.reason: each.count for each in status.failures},
         reference=status.reference_day,
-        at={each.gpu_count: _at(each) for each in status.gpu_counts},
+        at={Gpus(each.gpu_count, each.resource): _at(each) for each in status.gpu_counts},
         typical={
             Kind(pod.gpus, pod.gpu_milli, pod.cpu_milli, tuple(pod.models), pod.resource): pod.weight
             for pod in status.typical_pods
@@ -156,9 +156,10 @@ def _weights(histogram: Mapping[str, int], buckets: int | None = None) -> Weight
     return found
 
 
-def _count(gpus: int, at: AtCount, reference: int, today: int) -> GpuCount:
+def _count(gpus: Gpus, at: AtCount, reference: int, today: int) -> GpuCount:
     return GpuCount(
-        gpu_count=gpus,
+        gpu_count=gpus.number,
+        resource=gpus.resource,
         runs=round(runs_today(at.durations, reference, today)),
         **_spans(at.durations),
         duration_histogram=_histogram(at.durations),

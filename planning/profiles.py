@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from crds.gpumodelprofile import MOST_COUNTS
 from planning.decay import DAY, HALF_LIFE, WEEKS, Weights, faded, weight
 from planning.model import JobView, WorkloadView
 from planning.runtimes import bucket
@@ -25,6 +26,7 @@ FORGET = HALF_LIFE * (WEEKS + 1)
 KINDS = 32
 MODELS = 8
 REASONS = 16
+COUNTS = MOST_COUNTS  # kinds and numbers of GPUs
 PROFILES = 1000  # of one namespace
 OTHER = "Other"
 # Profiles that are written in one go; the rest comes a minute later.
@@ -40,6 +42,13 @@ class Mark(NamedTuple):
 
 
 NOTHING = Mark(0, "")
+
+
+class Gpus(NamedTuple):
+    """How many GPUs a run asked for, and of which resource: '' is the installation's."""
+
+    number: int
+    resource: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +67,14 @@ class Run:
     kind: Kind | None = None
     usage: Usage | None = None
 
+    @property
+    def asked(self) -> Gpus:
+        return Gpus(self.gpus, self.kind.resource if self.kind is not None else "")
+
 
 @dataclass(frozen=True, slots=True)
 class AtCount:
-    """The runs of a model with one number of GPUs; weights as in `planning.decay`.
+    """The runs of a model with one number of GPUs of one resource; weights as in `planning.decay`.
 
     durations: of succeeded runs, by bucket of `planning.runtimes`. active: most GPUs in use at once. engine, power:
     95th percentiles of a run, in percent and watts. peaks: most memory of a GPU in MiB, by week since the epoch.
@@ -83,7 +96,7 @@ class AtCount:
 class Profile:
     """What is known of a model in a namespace. `resource_version` is 0 until it is stored.
 
-    reference: the day since the epoch at which a run weighs a unit. at: by number of GPUs asked for.
+    reference: the day since the epoch at which a run weighs a unit. at: by GPUs asked for.
     """
 
     namespace: str
@@ -93,7 +106,7 @@ class Profile:
     retries: int = 0
     failures: Mapping[str, int] = field(default_factory=dict)
     reference: int = 0
-    at: Mapping[int, AtCount] = field(default_factory=dict)
+    at: Mapping[Gpus, AtCount] = field(default_factory=dict)
     typical: Mapping[Kind, int] = field(default_factory=dict)
     mark: Mark = NOTHING
     uid: str = ""
@@ -204,10 +217,21 @@ def _learned(profile: Profile, run: Run) -> Profile:
         succeeded=profile.succeeded + run.succeeded,
         retries=profile.retries + run.retries,
         failures=failures,
-        at={**profile.at, run.gpus: _at(profile.at.get(run.gpus, AtCount()), run, day, worth)},
+        at=_bounded({**profile.at, run.asked: _at(profile.at.get(run.asked, AtCount()), run, day, worth)}, run.asked),
         typical=_typical(profile, run),
         mark=run.mark,
     )
+
+
+def _bounded(at: dict[Gpus, AtCount], newest: Gpus) -> dict[Gpus, AtCount]:
+    """Without those of which least is remembered where they are too many; the newest stays."""
+
+    def remembered(gpus: Gpus) -> tuple[int, Gpus]:
+        return sum(at[gpus].durations.values()) + sum(at[gpus].active.values()), gpus
+
+    while len(at) > COUNTS:
+        del at[min((gpus for gpus in at if gpus != newest), key=remembered)]
+    return at
 
 
 def _at(at: AtCount, run: Run, day: int, worth: int) -> AtCount:

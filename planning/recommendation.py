@@ -19,7 +19,7 @@ from planning.filters import show_gpus
 from planning.model import NodeView, WorkloadView
 from planning.podspecs import mapping
 from planning.profile_status import span
-from planning.profiles import AtCount, Profile
+from planning.profiles import AtCount, Gpus, Profile
 from planning.runtimes import longer, quantile
 
 # Runs that must be remembered, older ones counting less: three of the last days.
@@ -95,7 +95,7 @@ def gpu_types(nodes: Iterable[NodeView]) -> tuple[GpuType, ...]:
 
 def recommend(profile: Profile, ask: Ask, types: Iterable[GpuType], now: float) -> Recommendation | None:
     """What this profile recommends to who asks for that; None while too little is known."""
-    at, today = profile.at.get(ask.gpu_count, AtCount()), int(now // DAY)
+    at, today = profile.at.get(Gpus(ask.gpu_count, ask.gpu_resource), AtCount()), int(now // DAY)
     sampled, timed = (runs_today(weights, profile.reference, today) for weights in (at.active, at.durations))
     count = memory = gpu_type = priority = None
     reasons, runs = [], []

@@ -15,7 +15,7 @@ from kube.resources import GPUMODELPROFILES, GPUWORKLOADS, NODES
 from planning import views
 from planning.model import WorkloadView
 from planning.profile_status import profile_view
-from planning.profiles import Profile
+from planning.profiles import Gpus, Profile
 from planning.recommendation import Ask, GpuType, Recommendation, ask_of, gpu_types, recommend
 
 
@@ -60,15 +60,18 @@ def rows(
     installed: str,
     now: float,
 ) -> list[Row]:
-    """A row for each number of GPUs that a model was run with; what else is asked for is the newest workload's."""
-    asked: dict[tuple[str, int], Ask] = {}
+    """A row for each number of GPUs of a resource that a model was run with; what else is asked for is the newest
+    workload's.
+    """
+    asked: dict[tuple[str, Gpus], Ask] = {}
     for view in sorted(workloads, key=lambda view: view.created):
         if view.spec is not None:
-            asked[view.spec.model_name, view.spec.gpu_count] = ask_of(view.spec, installed)
+            ask = ask_of(view.spec, installed)
+            asked[view.spec.model_name, Gpus(ask.gpu_count, ask.gpu_resource)] = ask
     found = []
     for profile in sorted(profiles, key=lambda profile: profile.model):
-        for count in sorted(profile.at):
-            ask = asked.get((profile.model, count), Ask(count))
+        for gpus in sorted(profile.at):
+            ask = asked.get((profile.model, gpus), Ask(gpus.number, gpu_resource=gpus.resource))
             recommended = recommend(profile, ask, types, now)
             found.append(Row(profile.namespace, profile.model, profile.runs, ask, recommended))
     return found

@@ -25,7 +25,7 @@ def show(rows: list[Row], console: Console) -> None:
         table.add_column()
         found = row.recommendation
         table.add_row("  asked", escape(_asked(row.asked)))
-        table.add_row("  proposed", TOO_LITTLE if found is None else escape(_proposed(found)))
+        table.add_row("  proposed", TOO_LITTLE if found is None else escape(_proposed(row.asked, found)))
         if found is not None:
             table.add_row("  confidence", f"{found.confidence:.2f}, after {row.runs:,} runs of the model in all")
             table.add_row("  why", escape(found.reason))
@@ -40,12 +40,20 @@ def as_json(rows: list[Row]) -> list[dict[str, Any]]:
 
 def _asked(ask: Ask) -> str:
     of_type = f" of type {ask.gpu_type}" if ask.gpu_type else ""
-    return show_gpus(ask.gpu_count) + of_type + (f", priority {ask.priority}" if ask.priority is not None else "")
+    return (
+        show_gpus(ask.gpu_count, ask.gpu_resource)
+        + of_type
+        + (f", priority {ask.priority}" if ask.priority is not None else "")
+    )
 
 
-def _proposed(found: Recommendation) -> str:
+def _proposed(ask: Ask, found: Recommendation) -> str:
     parts = []
     if found.gpu_count is not None:
         memory = f" with {found.memory_mib:,} MiB each" if found.memory_mib else ""
-        parts.append(show_gpus(found.gpu_count) + memory + (f" (type {found.gpu_type})" if found.gpu_type else ""))
+        parts.append(
+            show_gpus(found.gpu_count, ask.gpu_resource)
+            + memory
+            + (f" (type {found.gpu_type})" if found.gpu_type else "")
+        )
     return ", ".join([*parts, *([f"priority {found.priority}"] if found.priority else [])])

@@ -18,7 +18,7 @@ from planning.decay import DAY
 from planning.model import Ended, WorkloadView
 from planning.naming import profile_name
 from planning.profile_status import profile_view
-from planning.profiles import BATCH, FORGET, SETTLE, Profile
+from planning.profiles import BATCH, FORGET, SETTLE, Gpus, Profile
 from planning.samples import GpuSample, PodSample
 from planning.typical import Kind
 from tests.planning.builders import job, workload
@@ -116,8 +116,9 @@ async def test_a_run_is_learned_once_with_all_that_is_known_of_it() -> None:
     assert (learned.runs, learned.profiles) == (2, 1)
     assert learned.next_in == pytest.approx(SETTLE / 2, abs=2)
     profile = worker.profile()
-    assert profile.runs == 2 and sum(profile.at[2].durations.values()) == 2 * sum(profile.at[2].active.values())
-    assert profile.at[2].peak_memory_mib == 20_000 and profile.at[2].simulated
+    at = profile.at[Gpus(2)]
+    assert profile.runs == 2 and sum(at.durations.values()) == 2 * sum(at.active.values())
+    assert at.peak_memory_mib == 20_000 and at.simulated
     assert set(profile.typical) == {Kind(2, 1000, 0)}
     worker.watch()
     writes = worker.server.writes

@@ -8,10 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planning.accelerators import AMD, SEAT
 from planning.decay import DAY, HALF_LIFE
 from planning.durations import ENOUGH, Durations
-from planning.profiles import Mark, Profile, Run, fold
+from planning.model import WHOLE
+from planning.profiles import Gpus, Mark, Profile, Run, fold
 from planning.runtimes import BUCKETS, bucket, longer, quantile
+from planning.typical import Kind
 
 NOW = 20_000 * DAY
 times = st.floats(0.01, 10**7)
@@ -26,13 +29,13 @@ def learned(*took: float, namespace: str = "ns", model: str = "m", gpus: int = 1
 
 
 def test_nothing_is_known_of_what_nobody_ran() -> None:
-    assert Durations([], NOW).run_time("ns", "m", 1) is None
-    assert Durations([Profile("ns", "m")], NOW).remaining("ns", "m", 1, 5.0) is None
+    assert Durations([], NOW).run_time("ns", "m", Gpus(1)) is None
+    assert Durations([Profile("ns", "m")], NOW).remaining("ns", "m", Gpus(1), 5.0) is None
 
 
 @given(times)
 def test_a_single_run_is_predicted_to_a_tenth(seconds: float) -> None:
-    found = Durations([learned(seconds)], NOW).run_time("ns", "m", 1)
+    found = Durations([learned(seconds)], NOW).run_time("ns", "m", Gpus(1))
     assert found is not None and found.runs == pytest.approx(1)
     assert found.seconds == pytest.approx(seconds, rel=0.1, abs=1)
 
@@ -40,7 +43,7 @@ def test_a_single_run_is_predicted_to_a_tenth(seconds: float) -> None:
 @settings(deadline=None)
 @given(st.lists(times, min_size=1, max_size=40), st.floats(0, 1))
 def test_a_share_of_the_runs_takes_no_longer(took: list[float], share: float) -> None:
-    found = Durations([learned(*took)], NOW).run_time("ns", "m", 1, share)
+    found = Durations([learned(*took)], NOW).run_time("ns", "m", Gpus(1), share)
     assert found is not None
     shorter = sum(bucket(each) <= bucket(found.seconds) for each in took)
     assert shorter >= share * len(took) - 1e-6
@@ -53,7 +56,7 @@ def test_what_remains_grows_with_the_share_and_is_of_those_that_took_longer(
     took: list[float], elapsed: float, one: float, other: float
 ) -> None:
     durations = Durations([learned(*took)], NOW)
-    less, more = (durations.remaining("ns", "m", 1, elapsed, share) for share in sorted((one, other)))
+    less, more = (durations.remaining("ns", "m", Gpus(1), elapsed, share) for share in sorted((one, other)))
     if less is None or more is None:
         assert less is more is None and bucket(max(took)) <= bucket(elapsed)
         return
@@ -64,11 +67,11 @@ def test_what_remains_grows_with_the_share_and_is_of_those_that_took_longer(
 
 def test_a_run_that_outlived_most_is_measured_by_the_others() -> None:
     durations = Durations([learned(*[60.0] * 8, *[600.0] * 8)], NOW)
-    fresh, old = durations.remaining("ns", "m", 1, 0.0), durations.remaining("ns", "m", 1, 100.0)
+    fresh, old = durations.remaining("ns", "m", Gpus(1), 0.0), durations.remaining("ns", "m", Gpus(1), 100.0)
     assert fresh is not None and old is not None
     assert fresh.seconds < 70 and old.seconds == pytest.approx(500, rel=0.1)
     assert fresh.runs == pytest.approx(16) and old.runs == pytest.approx(8)
-    assert durations.remaining("ns", "m", 1, 700.0) is None
+    assert durations.remaining("ns", "m", Gpus(1), 700.0) is None
 
 
 def test_the_narrowest_kind_of_run_of_which_enough_is_known() -> None:
@@ -82,7 +85,7 @@ def test_the_narrowest_kind_of_run_of_which_enough_is_known() -> None:
     durations = Durations(profiles, NOW)
 
     def basis(namespace: str, model: str, gpus: int) -> str:
-        found = durations.run_time(namespace, model, gpus)
+        found = durations.run_time(namespace, model, Gpus(gpus))
         assert found is not None
         return found.basis
 
@@ -91,18 +94,30 @@ def test_the_narrowest_kind_of_run_of_which_enough_is_known() -> None:
     assert basis("ns", "unknown", 1) == "namespace"
     assert basis("nowhere", "m", 1) == "all"
     assert basis("ns", "rare", 4) == "namespace", "one run is not enough where more is known of others"
-    alone = Durations([learned(5.0, model="rare", gpus=4)], NOW).run_time("ns", "rare", 4)
+    alone = Durations([learned(5.0, model="rare", gpus=4)], NOW).run_time("ns", "rare", Gpus(4))
     assert alone is not None and alone.basis == "model and GPUs"
+
+
+def test_run_times_with_gpus_of_one_resource_tell_nothing_of_anothers() -> None:
+    profile = learned(*[10.0] * 9)
+    amd = Kind(1, WHOLE, 0, resource=AMD)
+    slow = [Run(Mark(int(NOW) + 60 + i, "u"), "ns", "m", 1, NOW, True, "Completed", 0, 1000.0, amd) for i in range(9)]
+    durations = Durations([fold(profile, slow)], NOW)
+    fast, slower = (durations.run_time("ns", "m", Gpus(1, resource)) for resource in ("", AMD))
+    assert fast is not None and fast.seconds == pytest.approx(10, rel=0.1) and fast.runs == pytest.approx(9)
+    assert slower is not None and slower.seconds == pytest.approx(1000, rel=0.1) and slower.basis == "model and GPUs"
+    other = durations.run_time("ns", "m", Gpus(1, SEAT))
+    assert other is not None and other.basis == "model", "of a kind that nobody ran any run is better than none"
 
 
 def test_older_runs_count_less_also_across_profiles() -> None:
     week = HALF_LIFE * DAY
     old = learned(*[1000.0] * 6, model="a", now=NOW - 2 * week)
     new = learned(*[10.0] * 6, model="b")
-    found = Durations([old, new], NOW).run_time("ns", "?", 1, 0.7)
+    found = Durations([old, new], NOW).run_time("ns", "?", Gpus(1), 0.7)
     assert found is not None
     assert found.seconds < 20 and found.runs == pytest.approx(7.5, rel=0.01)
-    later = Durations([new], NOW + week).run_time("ns", "b", 1)
+    later = Durations([new], NOW + week).run_time("ns", "b", Gpus(1))
     assert later is not None and later.runs == pytest.approx(3, rel=0.01)
 
 

@@ -8,9 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planning.model import PodView, Snapshot
+from planning.accelerators import AMD
+from planning.model import WHOLE, PodView, Resources, Snapshot
 from planning.prediction import seconds_to_start, starts
-from tests.planning.builders import NOW, SETTINGS, job, node, pod, snapshot, workload
+from planning.profiles import Mark, Run, fold
+from planning.typical import Kind
+from tests.planning.builders import GIB, NOW, SETTINGS, job, node, pod, snapshot, workload
 from tests.planning.test_durations import learned
 
 
@@ -38,6 +41,20 @@ def test_what_fits_starts_at_once() -> None:
 def test_it_starts_when_enough_of_what_runs_has_ended() -> None:
     seen = running((8, 100.0), waiting=(4,), took=(400.0,) * 5)
     assert start(seen, "w0") == pytest.approx(300, rel=0.1)
+
+
+def test_what_runs_ends_as_runs_with_its_kind_of_gpus_do() -> None:
+    eight, amd = Resources(8, 0, 0, 1, gpu_resource=AMD), {"gpuResource": AMD}
+    there = node("n", allocatable=Resources(8, 64_000, 256 * GIB, 110, gpu_resource=AMD))
+    runs = job("r0", "n", requests=eight, created=NOW - 100, started=NOW - 100, ready=True, counted=True)
+    views = [workload("r0", 8, spec=amd), workload("w0", 8, spec=amd, created=NOW - 50)]
+    seen = snapshot([there], views, jobs=[runs], pods=[pod("p", "n", of=runs, running=True)])
+    slow = [
+        Run(Mark(int(NOW) + 60 + i, "u"), "ns", "m", 8, NOW, True, "Completed", 0, 400.0, Kind(8, WHOLE, 0, (), AMD))
+        for i in range(3)
+    ]
+    known = fold(learned(*[150.0] * 9, gpus=8, now=NOW), slow)
+    assert start(replace(seen, profiles=(known,)), "w0") == pytest.approx(300, rel=0.1)
 
 
 def test_nothing_can_be_told_where_nothing_was_learned_and_nothing_has_a_deadline() -> None:

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from crds.gpumodelprofile import GPUModelProfileStatus
 from crds.gpuworkload import GPUWorkloadSpec
+from planning.accelerators import SEAT
 from planning.decay import DAY, HALF_LIFE, UNIT, WEEKS, faded, runs_today, weight
 from planning.model import WHOLE, Ended, WorkloadView
 from planning.profile_status import manifest, profile_view, span, status_of
 from planning.profiles import (
+    COUNTS,
     FORGET,
     KINDS,
     NOTHING,
@@ -23,6 +25,7 @@ from planning.profiles import (
     PROFILES,
     REASONS,
     SETTLE,
+    Gpus,
     Mark,
     Profile,
     Run,
@@ -125,13 +128,13 @@ def test_a_profile_stays_small(seed: int, given_runs: list[Run]) -> None:
             reason=f"R{i}",
             seconds=1.1 ** (i % 190),
             succeeded=i % 3 > 0,
-            kind=Kind(1, WHOLE, i, tuple("x" * 63 for _ in range(20))),
+            kind=Kind(1, WHOLE, i, tuple("x" * 63 for _ in range(20)), "r" * 253 + f"/{i // 8 % 3}"),
             usage=Usage(5, i % 9, i * 999, {i % 21: 1}, {i % 81: 1}),
         )
         for i, each in enumerate(given_runs * 20)
     ]
     profile = fold(EMPTY, many)
-    assert len(profile.failures) <= REASONS and len(profile.typical) <= KINDS and len(profile.at) <= 8
+    assert len(profile.failures) <= REASONS and len(profile.typical) <= KINDS and len(profile.at) <= COUNTS
     text = json.dumps(status_of(profile, NOW))
     assert len(text) < 64 * 1024
     GPUModelProfileStatus.model_validate(json.loads(text))
@@ -159,11 +162,40 @@ def test_what_is_learned_of_a_run() -> None:
     assert told == {"engineActiveP95Percent": 80, "powerP95Watts": 300, "simulated": True, "runs": 1}
 
 
+def test_what_is_learned_with_one_resource_is_kept_apart_and_an_old_status_is_the_installations() -> None:
+    usage = Usage(5, 1, 20_000)
+    seat = replace(RUN, gpus=1, kind=Kind(1, WHOLE, 0, resource=SEAT), usage=usage)
+    card = replace(
+        RUN, gpus=1, mark=Mark(int(NOW) + 1, "v"), kind=Kind(1, WHOLE, 0), usage=replace(usage, peak_memory_mib=7)
+    )
+    profile = fold(EMPTY, [seat, card])
+    assert {gpus: at.peak_memory_mib for gpus, at in profile.at.items()} == {Gpus(1): 7, Gpus(1, SEAT): 20_000}
+    status = status_of(profile, NOW)
+    assert [(each["gpuCount"], each["resource"]) for each in status["gpuCounts"]] == [(1, ""), (1, SEAT)]
+    assert stored(profile).at == profile.at
+    for count in status["gpuCounts"]:
+        del count["resource"]
+    old = profile_view({**manifest(profile), "status": {**status, "gpuCounts": status["gpuCounts"][:1]}})
+    assert old is not None and set(old.at) == {Gpus(1)}
+
+
+def test_of_too_many_kinds_of_gpus_those_are_kept_of_which_most_is_known() -> None:
+    often = [replace(RUN, mark=Mark(int(NOW) + i, "u")) for i in range(3)]
+    rare = [
+        replace(RUN, mark=Mark(int(NOW) + 9 + i, "u"), kind=Kind(2, WHOLE, 0, resource=f"tenstorrent.com/n{i}"))
+        for i in range(3 * COUNTS)
+    ]
+    profile = fold(EMPTY, [*often, *rare])
+    assert len(profile.at) == COUNTS and Gpus(2) in profile.at
+    assert Gpus(2, f"tenstorrent.com/n{3 * COUNTS - 1}") in profile.at, "the newest is learned all the same"
+    GPUModelProfileStatus.model_validate(status_of(profile, NOW))
+
+
 def test_a_failed_run_tells_no_run_time_but_what_it_used() -> None:
     failed = replace(RUN, succeeded=False, reason="DeadlineExceeded", usage=Usage(5, 2, 79_000))
     profile = fold(EMPTY, [failed])
     assert profile.failures == {"DeadlineExceeded": 1}
-    assert profile.at[2].durations == {} and profile.at[2].peak_memory_mib == 79_000
+    assert profile.at[Gpus(2)].durations == {} and profile.at[Gpus(2)].peak_memory_mib == 79_000
 
 
 @given(st.integers(0, 6), st.integers(0, 30))
@@ -187,7 +219,7 @@ def test_what_was_seen_is_forgotten_as_a_whole_though_what_is_spread_thinner_fad
     before = [replace(RUN, mark=Mark(told, str(i)), usage=each) for i, each in enumerate(usage)]
     late = replace(RUN, mark=Mark(int(told + weeks * HALF_LIFE * DAY), "z"))
     profile = fold(EMPTY, [*before, late])
-    at = profile.at[RUN.gpus]
+    at = profile.at[RUN.asked]
     assert (at.active, at.engine, at.power) == ({}, {}, {})
     (count,) = status_of(profile, NOW)["gpuCounts"]
     assert "usage" not in count or count["usage"] is None
@@ -197,7 +229,7 @@ def test_what_nobody_ran_for_weeks_is_forgotten_by_the_next_run() -> None:
     old = fold(EMPTY, [replace(RUN, usage=Usage(5, 2, 79_000), kind=Kind(2, WHOLE, 0))])
     late = Mark(int(NOW + FORGET * DAY), "v")
     new = fold(old, [replace(RUN, mark=late, gpus=1)])
-    assert set(new.at) == {1} and new.typical == {} and new.runs == 2
+    assert set(new.at) == {Gpus(1)} and new.typical == {} and new.runs == 2
     assert not expired(old, NOW + (FORGET - 1) * DAY) and expired(old, NOW + FORGET * DAY)
     assert not expired(EMPTY, NOW)
 

@@ -12,7 +12,7 @@ from crds.gpuworkload import PRIORITIES
 from crds.gpuworkload_status import GPUWorkloadStatus
 from planning.accelerators import AMD, NVIDIA, NVIDIA_MEMORY_LABEL
 from planning.decay import DAY, HALF_LIFE
-from planning.model import GPU_MODEL_LABEL, NodeView
+from planning.model import GPU_MODEL_LABEL, WHOLE, NodeView
 from planning.profiles import Mark, Profile, Run, fold
 from planning.recommendation import (
     Ask,
@@ -25,6 +25,7 @@ from planning.recommendation import (
     shown,
 )
 from planning.samples import Usage
+from planning.typical import Kind
 from planning.views import node_view
 from tests.planning.builders import node, workload
 
@@ -163,7 +164,9 @@ def test_a_node_of_two_vendors_has_two_types() -> None:
 
 def test_only_types_of_the_resource_that_is_asked_for() -> None:
     types = (*FLEET, GpuType(1_000_000, "MI300X", 8, AMD))
-    amd = of(*(ran(i) for i in range(5)), ask=replace(FOUR, gpu_resource=AMD), types=types)
+    asks = replace(FOUR, gpu_resource=AMD)
+    assert of(*(ran(i) for i in range(5)), ask=asks, types=types) is None, "runs with other GPUs tell nothing of these"
+    amd = of(*(replace(ran(i), kind=Kind(4, WHOLE, 0, resource=AMD)) for i in range(5)), ask=asks, types=types)
     assert "its runs with 4 amd.com/gpu show" in amd.reason
     assert amd.gpu_type == "MI300X" and of(*(ran(i) for i in range(5)), types=types).gpu_type != "MI300X"
 
