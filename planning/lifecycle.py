@@ -171,10 +171,11 @@ def next_step(observation: Observation, turn: Turn, verdict: Verdict | None, jit
         message = f"Job {newest.name} was deleted before it finished; the workload goes back to the queue"
         return _again(newest, case, JOB_DELETED, message)
     if suspended:
+        place = "" if newest.preempted else f" from {where(newest)}"  # it has left that to others
         return replace(
             _of(newest, "suspend", case, phase="Pending", reason="Suspended", delete=refs),
             turn=_after(newest, case),
-            message=f"suspended; Job {newest.name} is taken back from {where(newest)}",
+            message=f"suspended; Job {newest.name} is taken back" + place,
         )
     if newest.preempted:
         # The ledger takes it back when its pods are gone, and tells of it itself.
