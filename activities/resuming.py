@@ -43,7 +43,9 @@ async def resume(kube: KubeClient, assignment: Assignment, manifest: jobs.Manife
     except KubeError as refused:
         if may_pass(refused):
             raise
-        why = f"Job {stopped.name} could not be resumed on {assignment.node}, and another takes its place: {cut(refused)}"
+        why = (
+            f"Job {stopped.name} could not be resumed on {assignment.node}, and another takes its place: {cut(refused)}"
+        )
     try:
         # Until it is gone there is no other: the namespace's quota may have room for one Job alone.
         deleted = await delete_job(

@@ -9,17 +9,20 @@ from typing import Any, cast
 import pytest
 from temporalio.testing import ActivityEnvironment
 
+from activities.cache import ClusterCache
+from activities.messages import Requeue
 from activities.patience import ATTEMPTS
-from activities.signatures import HandBack, WorkloadRef
+from activities.signatures import FollowRequest, HandBack, WorkloadRef
 from activities.workloads import Workloads
 from activities.writes import delete_job_before
 from crds.settings import Settings
 from kube.errors import AccessDenied, AlreadyExists, Conflict, Forbidden, Invalid, KubeError, NotFound, Unavailable
-from kube.resources import JOBS
+from kube.resources import GPUWORKLOADS, JOBS
 from planning.jobs import job_manifest
 from planning.model import Assignment, Decision, JobView, Resources, Stopped, Turn, Verdict, Withdrawal
 from planning.views import job_view, workload_view
 from tests.activities.test_placements import Cache, carry_out, stored
+from tests.planning.builders import merge
 
 FIRST = Assignment("u", "ns", "w", 1, 7, Turn(0), "a", Resources(1, 0, 0, 1), "leastLoaded", "w-u-0")
 NEXT = replace(FIRST, turn=Turn(1), node="b", job_name="w-u-1", resumes=Stopped("w-u-0", "j", 5))
@@ -110,17 +113,6 @@ class Cluster:
         found = (view for job in self.jobs.values() if (view := job_view(job)) is not None)
         views = [view for view in found if not view.preempted and not view.deleting]
         return [(view.name, view.attempt, view.node) for view in views]
-
-
-def merge(into: dict[str, Any], patch: dict[str, Any]) -> None:
-    """As RFC 7386 says."""
-    for key, value in patch.items():
-        if value is None:
-            into.pop(key, None)
-        elif isinstance(value, dict) and isinstance(into.get(key), dict):
-            merge(into[key], value)
-        else:
-            into[key] = value
 
 
 async def place(
@@ -299,3 +291,31 @@ async def test_a_hand_back_deletes_a_stopped_job_though_its_status_changed_meanw
     workloads = Workloads(cast(Any, cache), cast(Any, cluster), cast(Any, temporal), cast(Any, None))
     await ActivityEnvironment().run(workloads.hand_back, HandBack(WorkloadRef("u", "ns", "w"), Turn(1)))
     assert cluster.done == ["delete w-u-0"]
+
+
+@pytest.mark.parametrize("now", [{"suspend": True}, {"image": "edited"}])
+async def test_a_look_that_is_behind_leaves_a_job_that_goes_on_in_this_turn(now: dict[str, Any]) -> None:
+    """Its workload is suspended, or edited, and the cache still shows the Job of the turn before."""
+    cluster = Cluster()
+    before = seen(cluster)
+    await place(cluster)
+    asked = stored() | {"spec": stored()["spec"] | now}
+    cache, requeued = ClusterCache(cast(Any, None)), list[Turn]()
+    cache.workloads._put("u", 7, workload_view(asked))
+    cache.jobs._put(before.uid, before.resource_version, before)
+    for reflector in cache.reflectors.values():
+        reflector.synced.set()
+
+    async def signal(*_: Any, start_signal_args: list[Requeue], **__: Any) -> None:
+        requeued.extend(back.turn for back in start_signal_args)
+
+    async def get(kind: Any, name: str, namespace: str) -> dict[str, Any]:
+        return asked if kind == GPUWORKLOADS else await Cluster.get(cluster, kind, name, namespace)
+
+    cast(Any, cluster).get = get
+    temporal = SimpleNamespace(start_workflow=signal)
+    workloads = Workloads(cache, cast(Any, cluster), cast(Any, temporal), cast(Any, None))
+    request = FollowRequest(WorkloadRef("u", "ns", "w"), Turn(1), {}, 0.0)
+    followed = await ActivityEnvironment().run(workloads.follow, request)
+    assert (followed.next, requeued) == ("wait", [Turn(1)])
+    assert (cluster.done, cluster.live) == (GOES_ON, [("w-u-0", 1, "b")])
