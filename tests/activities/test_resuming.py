@@ -182,11 +182,11 @@ async def test_one_that_changed_while_it_was_refused_is_not_deleted() -> None:
     """Somebody let it go on, say: what it is now, nobody has decided upon."""
 
     class Edited(Cluster):
-        async def merge_patch(self, kind: Any, name: str, ns: str, body: dict[str, Any], **how: Any) -> dict[str, Any]:
+        async def merge_patch(self, kind: Any, name: str, _: str, body: dict[str, Any], **how: Any) -> dict[str, Any]:
             if kind == JOBS:
                 self._wrote("edit", self.jobs[name])
                 raise POLICY
-            return await super().merge_patch(kind, name, ns, body, **how)
+            return await super().merge_patch(kind, name, _, body, **how)
 
     cluster, heard = Edited(), list[str]()
     done = await place(cluster, heard=heard)
