@@ -33,7 +33,7 @@ from activities.messages import (
     workload_id,
 )
 from activities.patience import ATTEMPTS, TRANSIENT, cut, may_pass
-from activities.resuming import Changed, resume
+from activities.resuming import Changed, Replaced, resume
 from activities.signatures import CARRY_OUT, STATUS_LIMIT, TASK_QUEUE, CarriedOut, CarryOut, Versions, WorkloadRef
 from activities.taking_back import TakingBack
 from activities.tracing import workload_span
@@ -45,7 +45,7 @@ from kube.errors import AlreadyExists, Invalid, KubeError, NotFound, TooLarge
 from kube.events import EventRecorder
 from kube.resources import GPUQUOTAS, GPURESERVATIONS, GPUWORKLOADS, JOBS, ObjectRef
 from planning import jobs, status
-from planning.lifecycle import JOB_REFUSED
+from planning.lifecycle import JOB_REFUSED, NOT_RESUMED
 from planning.model import (
     Assignment,
     Completion,
@@ -234,6 +234,10 @@ class Placements:
                     raw or await self._kube.create(JOBS, manifest, view.namespace), self._cache.settings.gpu_resource
                 )
             except NotFound:  # the namespace is going
+                return None
+            except Replaced as why:
+                about = reference(view)
+                self._events.record(regarding=about, type="Normal", reason=NOT_RESUMED, action="Place", note=str(why))
                 return None
             except (AlreadyExists, Changed):
                 return await self._job(assignment)

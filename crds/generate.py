@@ -101,7 +101,7 @@ def _root(definition: Definition) -> Schema:
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
             "spec": structural(definition.spec),
-            # berth alone writes it. Who owns each of its fields would be reckoned and stored with every write otherwise,
+            # berth alone writes it. Who owns each field of it would be reckoned and stored with every write otherwise,
             # which is a fifth of what a write costs the API server.
             "status": {**structural(definition.status), "x-kubernetes-map-type": "atomic"},
         },

@@ -123,8 +123,10 @@ def job_manifest(workload: WorkloadView, assignment: Assignment, settings: Setti
 
 
 def resumed(manifest: Manifest, stopped: Stopped, now: float) -> Manifest:
-    """The merge patch by which a Job that was stopped becomes the one of `manifest` and goes on, in one write. It holds
-    the whole pod template: where more than places differs (the settings may have changed) the API server refuses it.
+    """The merge patch by which a Job that was stopped becomes the one of `manifest` and goes on, in one write.
+
+    Both were made from the same spec, so it names every key that may be too many. It holds the whole pod template:
+    where containers differ (the settings may have changed) the API server refuses it. Keys that others added stay.
     """
     meta, spec = manifest["metadata"], manifest["spec"]
     template = {**spec["template"]["metadata"]}

@@ -29,6 +29,7 @@ SPEC_EDITED = "SpecEdited"
 WITHDRAWN = "Withdrawn"
 PREEMPTED = "Preempted"
 NOT_STOPPED = "NotStopped"
+NOT_RESUMED = "NotResumed"
 DEADLINE_EXCEEDED = "DeadlineExceeded"
 MAX_RETRIES_EXCEEDED = "MaxRetriesExceeded"
 
@@ -165,15 +166,16 @@ def next_step(observation: Observation, turn: Turn, verdict: Verdict | None, jit
         return _failed(case, newest)
     if newest.deleting:
         # Also when it has failed meanwhile: taking a Job back kills its pod, and that is nobody's failure.
-        if newest.withdrawn:
+        if newest.withdrawn or newest.preempted:  # one that the ledger stopped is its own to take back
             return replace(_again(newest, case, WITHDRAWN, f"Job {newest.name} was withdrawn"), kind="withdrawn")
         message = f"Job {newest.name} was deleted before it finished; the workload goes back to the queue"
         return _again(newest, case, JOB_DELETED, message)
     if suspended:
+        place = "" if newest.preempted else f" from {where(newest)}"  # it has left that to others
         return replace(
             _of(newest, "suspend", case, phase="Pending", reason="Suspended", delete=refs),
             turn=_after(newest, case),
-            message=f"suspended; Job {newest.name} is taken back from {where(newest)}",
+            message=f"suspended; Job {newest.name} is taken back" + place,
         )
     if newest.preempted:
         # The ledger takes it back when its pods are gone, and tells of it itself.

@@ -68,6 +68,8 @@ def decide(
     for withdrawal in withdrawals(snapshot, mine, settings, ledger):
         if told.affords(withdrawal.message):
             told.decision.withdrawals.append(withdrawal)
+            # Nothing is written where a Job is kept, so no news of it wakes the ledger; and now it may have a place.
+            told.more |= withdrawal.keep
     ended = completions(snapshot, mine, seed)
     starting = list(gates.starts(snapshot, mine))
     if starting:

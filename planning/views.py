@@ -157,7 +157,7 @@ def job_view(raw: object, gpu_resource: str) -> JobView | None:
     deadline = spec.get("activeDeadlineSeconds")
     places = places_from(annotations.get(PLACES_ANNOTATION), spec.get("completions"))
     preempted = spec.get("suspend") is True and PREEMPTED_ANNOTATION in annotations
-    resumed = _number(annotations.get(RESUMED_ANNOTATION))
+    resumed = _resumed(annotations.get(RESUMED_ANNOTATION), status)
     return JobView(
         uid=text(meta.get("uid")),
         namespace=text(meta.get("namespace")),
@@ -192,6 +192,17 @@ def job_view(raw: object, gpu_resource: str) -> JobView | None:
         missing=_missing(status, pods_in(places)),
         lent=LENT_ANNOTATION in annotations,
     )
+
+
+def _resumed(mark: object, status: Mapping[str, Any]) -> float | None:
+    """Since when a Job goes on that was stopped: what is written on it, but no later than its controller says. Anybody
+    who may edit Jobs may write there, and the deadline by which it must have a place counts from it.
+    """
+    since = _number(mark)
+    for condition in mappings(status.get("conditions")):
+        if condition.get("type") == "Suspended" and condition.get("status") == "False" and since is not None:
+            since = min(since, seconds(condition.get("lastTransitionTime")) or since)
+    return since
 
 
 def is_halted(status: Mapping[str, Any]) -> bool:

@@ -15,6 +15,7 @@ from planning.capacity import Belongings
 from planning.gates import UNTRIED, is_gang
 from planning.lifecycle import PREEMPTED
 from planning.model import JobView, Ledger, PodView, Snapshot, Turn, Withdrawal, WorkloadView
+from planning.naming import spec_hash
 from planning.places import on_nodes
 
 
@@ -79,13 +80,15 @@ def resumable(view: WorkloadView, job: JobView) -> bool:
 
     Kubernetes lets the pod template of a suspended Job change while it has no start time, and Job controllers of late
     (from 1.36 on) take that back when they suspend one. Where they do not, a deadline would also count from the earlier
-    run.
+    run. Nor does one go on that was made from another spec: a merge patch leaves what only that one has.
     """
     if not job.halted or job.started is not None or job.deleting or job.finished:
         return False
     # Of a gang, some pods may have ended well and would stay so while the others begin anew; and how many it begins
     # with may be another number.
-    return view.spec is not None and view.spec.replicas == 1 and not job.places
+    if view.spec is None or view.spec.replicas != 1 or job.places:
+        return False
+    return job.spec_hash == spec_hash(view.spec)
 
 
 def turn_is_over(job: JobView, ledger: Ledger) -> bool:

@@ -34,8 +34,8 @@ from planning.model import Decision
 # Assignments per round: large enough to share a round's events, small enough that the round is soon over, for a GPU
 # that comes free meanwhile waits for the next. Jobs are made 32 at once, and statuses that lag are written after them.
 ROUND_LIMIT = 100
-# Promises that may wait to be seen at once. They are carried in the history (400 bytes each), and while the planner's
-# watch is silent none of them is seen.
+# Promises that may wait to be seen at once. They are carried in the history (480 bytes each, and 590 where a stopped
+# Job goes on), and while the planner's watch is silent none of them is seen.
 PROMISES = 1000
 # While somebody waits, look again this often even if no poke came: a lost poke costs a minute, not a day.
 RECHECK = timedelta(seconds=60)

@@ -18,7 +18,7 @@ import pytest_asyncio
 
 from crds.gpuworkload import API_VERSION
 from kube.errors import Invalid
-from kube.resources import GPUQUOTAS, JOBS, NAMESPACES, PODS
+from kube.resources import GPUQUOTAS, JOBS, NAMESPACES, PODS, Resource
 from planning.naming import ATTEMPT_LABEL, WORKLOAD_LABEL
 from stack import Stack
 from tests.application.stories import Begun, side_by_side
@@ -28,6 +28,8 @@ from tests.application.test_observability import get
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(180), pytest.mark.asyncio(loop_scope="module")]
 
 Story = Callable[[Tenant], Coroutine[None, None, None]]
+
+RESOURCEQUOTAS = Resource("", "v1", "resourcequotas", "ResourceQuota", namespaced=True)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -160,7 +162,16 @@ async def a_stopped_job_goes_on_on_another_node(tenant: Tenant) -> None:
 
 
 async def a_stopped_job_that_may_not_go_on_is_replaced(tenant: Tenant) -> None:
+    """Though the namespace has room for its Job and the other's, and for no third."""
     await tenant.node("a", 2)
+    tight = {"metadata": {"name": "tight"}, "spec": {"hard": {"count/jobs.batch": "2"}}}
+    await tenant.kube.create(RESOURCEQUOTAS, {"apiVersion": "v1", "kind": "ResourceQuota", **tight}, tenant.namespace)
+
+    async def counted() -> bool:
+        found = await tenant.kube.get(RESOURCEQUOTAS, "tight", tenant.namespace)
+        return "count/jobs.batch" in found.get("status", {}).get("used", {})
+
+    await eventually(counted, 60, lambda: "the quota on Jobs is not in force")
     await tenant.apply("low", 2, run="4s", priority="low")
     first = (await tenant.until("low", phase="Running"))["status"]["jobName"]
     await tenant.apply("high", 2, run="8s", priority="high")
@@ -174,6 +185,8 @@ async def a_stopped_job_that_may_not_go_on_is_replaced(tenant: Tenant) -> None:
     reasons = [event["reason"] for event in await tenant.events("low")]
     assert (reasons.count("Preempted"), reasons.count("Scheduled")) == (1, 2)
     assert not {"JobDeleted", "JobRefused", "Withdrawn"} & {*reasons}
+    (why,) = [event["note"] for event in await tenant.events("low") if event["reason"] == "NotResumed"]
+    assert f"Job {first} could not be resumed on " in why and "never to be done" in why
 
 
 @contextlib.asynccontextmanager

@@ -128,3 +128,14 @@ def round_of(seen: Snapshot, ledger: Ledger | None = None, *, limit: int = 1000,
 
 def placed(decision: Decision) -> dict[str, str]:
     return {assignment.uid: assignment.node for assignment in decision.assignments}
+
+
+def merge(into: dict[str, Any], patch: Mapping[str, Any]) -> None:
+    """As RFC 7386 says."""
+    for key, value in patch.items():
+        if value is None:
+            into.pop(key, None)
+        elif isinstance(value, dict) and isinstance(into.get(key), dict):
+            merge(into[key], value)
+        else:
+            into[key] = value

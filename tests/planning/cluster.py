@@ -20,6 +20,7 @@ from planning.model import (
     QuotaView,
     WorkloadView,
 )
+from planning.naming import spec_hash
 from planning.places import pods_in, ranks
 from planning.preemption import SPARED
 from planning.windows import ReservationView
@@ -95,6 +96,7 @@ class Cluster:
                 uid, view.namespace, name, 1, view.uid, place.turn.attempt, 0, place.node, place.requests, self.now,
                 self.now, not place.places, backfill=place.backfill, lent=place.lent, counted=True, places=place.places,
                 missing=pods_in(place.places), active_deadline=view.spec.active_deadline_seconds if view.spec else None,
+                spec_hash=spec_hash(view.spec) if view.spec else "",
             )  # fmt: skip
             self.jobs[view.uid] = job
             if place.places:

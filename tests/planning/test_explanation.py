@@ -15,6 +15,7 @@ from planning.capacity import Belongings, holdings, room
 from planning.explanation import Explanation, explain, keeps_off
 from planning.jobs import shape_of
 from planning.model import Gap, NodeView, Resources, Snapshot, WorkloadView
+from planning.naming import spec_hash
 from tests.planning.builders import (
     ASKED,
     NOW,
@@ -64,7 +65,9 @@ def test_a_job_that_goes_on_is_named_with_its_node() -> None:
 
 
 def test_who_was_stopped_is_in_the_queue_once_its_job_may_go_on() -> None:
-    stopped = job("w", "n", preempted=True)
+    made_from = workload("w").spec
+    assert made_from is not None
+    stopped = job("w", "n", preempted=True, spec_hash=spec_hash(made_from))
     seen = snapshot([node("n")], [workload("w")], jobs=[stopped])
     assert told(seen).state == "outside", "its pods are still going"
     found = told(replace(seen, jobs=(replace(stopped, halted=True),)))

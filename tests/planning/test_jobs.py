@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,12 +11,12 @@ import pytest
 from crds.settings import Settings
 from planning.accelerators import SEAT
 from planning.filters import Constraints, repelling_taint
-from planning.jobs import examination_manifest, job_manifest, refusal, requests_of, shape_of
-from planning.model import Assignment, NodeView, Resources, Turn, WorkloadView
+from planning.jobs import examination_manifest, job_manifest, refusal, requests_of, resumed, shape_of
+from planning.model import Assignment, Booking, NodeView, Resources, Stopped, Turn, WorkloadView
 from planning.naming import job_name
 from planning.podspecs import node_terms, tolerations
 from planning.views import job_view
-from tests.planning.builders import GIB, SETTINGS, node, taint, workload
+from tests.planning.builders import GIB, SETTINGS, merge, node, taint, workload
 
 GPU = "nvidia.com/gpu"
 
@@ -309,3 +310,25 @@ def test_the_examination_is_the_same_job_without_a_node() -> None:
     made = examination_manifest(workload("a" * 253, spec=template()), SETTINGS)
     assert "name" not in made["metadata"] and len(made["metadata"]["generateName"]) <= 51
     assert "affinity" not in pod_of(made)
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_stopped_job_becomes_what_a_new_one_would_be(before: bool) -> None:
+    """Whatever one turn had that the other has not; all that is left of the earlier one is who the Job is."""
+    view = workload("a", spec={"activeDeadlineSeconds": 60, **template(hostNetwork=True, nodeSelector={"z": "a"})})
+    assert view.spec is not None
+    longer = replace(view, spec=view.spec.model_copy(update={"active_deadline_seconds": None}))
+    plain = Assignment("a", "ns", "a", 1, 1, Turn(), "n1", Resources(1, 0, 0, 1), "random", "a-0")
+    special = replace(plain, backfill=7.0, lent=True, booking=Booking("r", "c"), strategy="fgd")
+    first, then = (special, plain) if before else (plain, special)
+    then = replace(then, turn=Turn(3, 2), node="n2", job_name="a-3")
+    old, new = (job_manifest(each, place, SETTINGS) for each, place in ((view, first), (longer, then)))
+    old["metadata"] |= {"uid": "j", "resourceVersion": "5"}
+    for mark in ("preempted", "withdrawn", "resumed"):
+        old["metadata"]["annotations"][f"gpu.warp.dev/{mark}"] = "1"
+    old["spec"]["suspend"] = True
+    merge(old, resumed(new, Stopped("a-0", "j", 5), 9.5))
+    new["metadata"] |= {"name": "a-0", "uid": "j", "resourceVersion": "5"}
+    new["metadata"]["annotations"]["gpu.warp.dev/resumed"] = "9"
+    new["spec"]["suspend"] = False
+    assert old == new

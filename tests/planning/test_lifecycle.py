@@ -331,3 +331,7 @@ def test_a_job_that_makes_way_is_left_to_the_ledger_unless_it_ended_or_is_not_wa
     assert (done.kind, done.phase) == ("finish", "Succeeded")
     for unwanted in (workload("a", deleting=True), workload("a", spec={"suspend": True})):
         assert next_step(Observation(NOW, unwanted, (stopped,)), Turn(), None, 0.0).delete
+    told = next_step(Observation(NOW, workload("a", spec={"suspend": True}), (stopped,)), Turn(), None, 0.0).message
+    assert told == f"suspended; Job {stopped.name} is taken back", "it holds nothing on its node"
+    going = next_step(Observation(NOW, workload("a"), (replace(stopped, deleting=True),)), Turn(), None, 0.0)
+    assert (going.kind, going.turn) == ("withdrawn", Turn(1)), "the ledger replaces it, and told why it was stopped"

@@ -10,7 +10,7 @@ import pytest
 from planning.accelerators import AMD
 from planning.model import JobView, NodeView, QuotaView, Resources, Stopped, Turn, WorkloadView
 from planning.preemption import SPARED, no_longer_spared
-from tests.planning.builders import GIB, NOW, node, quota, round_of, snapshot, workload
+from tests.planning.builders import GIB, NOW, node, pod, quota, round_of, snapshot, workload
 from tests.planning.cluster import Cluster
 
 LOW: dict[str, Any] = {"priority": "low"}
@@ -101,7 +101,35 @@ def test_until_its_controller_has_let_go_of_a_stopped_job_nothing_is_done_about_
     there.ledger = replace(there.ledger, turns={})
     for halted, kept in ((False, []), (True, [True])):
         there.jobs["low"] = replace(job, halted=halted)
+        there.pods["low"] = pod("late", of=job)
+        assert not there.round().withdrawals, "a pod is seen that no controller counted"
+        del there.pods["low"]
         assert [withdrawal.keep for withdrawal in there.round().withdrawals] == kept
+
+
+def test_a_turn_that_ends_without_a_write_asks_for_another_round() -> None:
+    """Of a Job that is kept comes no news that would wake the ledger; of one that is deleted comes some."""
+    for modern in (True, False):
+        there = cluster(node("a", 8))
+        there.modern = modern
+        running(named("low", 8, **LOW), on=there)
+        there.add(named("high", 8, **HIGH))
+        assert not there.round().more
+        there.tick(1)
+        ends = there.round()
+        assert [withdrawal.keep for withdrawal in ends.withdrawals] == [modern] and ends.more is modern
+        assert not there.round().more
+
+
+def test_a_stopped_job_that_was_made_from_another_spec_is_replaced() -> None:
+    """A patch would leave in it what the spec of now has not."""
+    there = cluster(node("a", 8))
+    first = stopped(there)
+    there.workloads["low"] = named("low", 8, **LOW, nodeSelector={"kubernetes.io/hostname": "b"})
+    there.nodes.append(node("b", 8))
+    assert [withdrawal.keep for withdrawal in there.round().withdrawals] == [False]
+    there.settle()
+    assert there.jobs["low"].uid != first.uid and there.running == {"high": "a", "low": "b"}
 
 
 @pytest.mark.parametrize(

@@ -229,6 +229,25 @@ def test_a_resumed_job_counts_from_then(mark: str, resumed: bool, created: float
     assert view is not None and (view.resumed, view.created) == (resumed, created)
 
 
+@pytest.mark.parametrize(
+    ("mark", "suspended", "at", "created"),
+    [
+        ("99999999999", "False", "2026-02-01T00:00:00Z", 1769904000.0),
+        ("1769900000", "False", "2026-02-01T00:00:00Z", 1769900000.0),
+        ("1769900000", "True", "2026-01-02T00:00:00Z", 1769900000.0),  # of the suspension that is over
+        ("1769900000", "False", "then", 1769900000.0),
+        ("soon", "False", "2026-02-01T00:00:00Z", 1767225600.0),
+    ],
+)
+def test_no_mark_puts_off_the_deadline_of_a_job_that_its_controller_let_go_on(
+    mark: str, suspended: str, at: str, created: float
+) -> None:
+    meta = {"uid": "j", "labels": {"gpu.warp.dev/workload-uid": "u"}, "creationTimestamp": "2026-01-01T00:00:00Z"}
+    told = {"conditions": [{"type": "Suspended", "status": suspended, "lastTransitionTime": at}]}
+    view = job_view({"metadata": meta | {"annotations": {"gpu.warp.dev/resumed": mark}}, "status": told}, GPU)
+    assert view is not None and view.created == created
+
+
 def test_numbers_that_no_status_can_hold_are_cut() -> None:
     labels = {"gpu.warp.dev/workload-uid": "u", "gpu.warp.dev/attempt": "9" * 20}
     view = job_view(
