@@ -202,7 +202,7 @@ def test_cheap_ones_who_free_nothing_of_what_it_lacks_do_not_protect_the_others(
 
 
 def test_who_gives_back_some_of_each_that_is_lacking_is_stopped() -> None:
-    cpu = {"resources": {"requests": {"cpu": "6"}}}
+    cpu: dict[str, Any] = {"resources": {"requests": {"cpu": "6"}}}
     there = running(
         *(named(f"c{i}", gpuFraction=0.25, priority=-200, **cpu) for i in range(8)), named("g", 8, **LOW),
         on=cluster(node("n", allocatable=Resources.counting([("", 8), (SEAT, 64)], 64_000, 256 * GIB, 110))),
@@ -225,7 +225,7 @@ def test_who_cannot_use_what_is_kept_for_another_has_room_kept_too(
     nodes: tuple[NodeView, ...], first: dict[str, Any], waits_alone: bool
 ) -> None:
     """Else small ones of its own kind would overtake it for as long as that other one waits."""
-    cpu = {"resources": {"requests": {"cpu": "8"}}}
+    cpu: dict[str, Any] = {"resources": {"requests": {"cpu": "8"}}}
     there = cluster(*nodes)
     running(named("old", 1, age=500, **{k: first[k] for k in first if k != "resources"}), on=there)
     running(named("n1", 4, age=500, nodeSelector={"kubernetes.io/hostname": "n"}), on=there)
