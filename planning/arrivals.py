@@ -118,7 +118,7 @@ class Arrivals:
 def coming_for(shape: Shape, gang: Gang | None, snapshot: Snapshot, settings: Settings) -> bool:
     """Whether nodes are coming that will hold such a workload, whoever else may want them."""
     mine = Belongings.of(snapshot.jobs, snapshot.pods)
-    held = holdings(snapshot, {}, mine, partial(requests_of, settings=settings))
+    held = holdings(snapshot, {}, mine, partial(requests_of, settings=settings), settings.bind_deadline_seconds)
     return Arrivals(snapshot.nodes, room(snapshot.nodes, held), snapshot.now).serve(shape, gang)
 
 

@@ -15,6 +15,11 @@ from planning.model import Assignment, JobView, Ledger, NodeView, Places, PodVie
 from planning.naming import spec_hash
 from planning.places import left_of, pods_in, times
 
+# A Job whose pods the kube-scheduler has not tried yet has lost its place to nobody: the Job controller or the
+# scheduler is behind, or something refuses its pods. It is given this many bind deadlines before it is taken back.
+_UNTRIED = 4
+# Seconds that a gang is given beside, for each of its pods: they are created and bound one after the other.
+_EACH = 0.1
 # Seconds after its grace period from when on a pod counts as stuck, and the longest grace that is waited for.
 STUCK = 30.0
 PATIENCE = 600.0
@@ -146,10 +151,19 @@ class Holding:
     until: float | None = None
 
 
+def patience(deadline: float, pods: int, *, tried: bool) -> float:
+    """Seconds from a Job's creation after which it is taken back if its pods (of a gang so many, else 0) have not found
+    their places. `deadline`: the settings' `bindDeadlineSeconds`; `tried`: whether the kube-scheduler has tried.
+    """
+    return deadline * (1 if tried else _UNTRIED) + _EACH * pods
+
+
 def holdings(
-    snapshot: Snapshot, promised: Mapping[str, Assignment], mine: Belongings, asked: Asked
+    snapshot: Snapshot, promised: Mapping[str, Assignment], mine: Belongings, asked: Asked, deadline: float
 ) -> Iterator[Holding]:
-    """All that holds something on a node; of all promises only those that are `standing` count."""
+    """All that holds something on a node; of all promises only those that are `standing` count. `deadline`: the
+    settings' `bindDeadlineSeconds`.
+    """
     nodes = {node.name for node in snapshot.nodes}
     jobs = {(job.namespace, job.name): job for job in snapshot.jobs if job.active_deadline or _leaving(job)}
     for pod in snapshot.pods:
@@ -158,16 +172,14 @@ def holdings(
             leaving = _going(pod, snapshot.now) if pod.terminating else job is not None and _leaving(job)
             until = _until(job) if job is not None else None
             yield Holding(pod.namespace, pod.workload_uid, pod.node, pod.requests, leaving, until)
-    for view, job in _claims(snapshot, mine):
+    for job, claimed, pods in _claims(snapshot, mine, asked, deadline):
         if job.places:
-            claimed, pods = _believed(view, job, asked)
             present = (
                 mine.present(job.namespace, job.workload_uid, job.name) | job.done | set(range(pods, MAX_REPLICAS))
             )
             for node, requests in _places(job.places, present, nodes, claimed):
                 yield Holding(job.namespace, job.workload_uid, node, requests, _leaving(job), _until(job))
         elif job.node in nodes and not mine.bound(job.namespace, job.workload_uid, job.name):
-            claimed, _ = _believed(view, job, asked)
             yield Holding(job.namespace, job.workload_uid, job.node, claimed, _leaving(job), _until(job))
     for promise in promised.values():
         if promise.places:
@@ -208,38 +220,50 @@ def _until(job: JobView) -> float | None:
     return job.started + job.active_deadline if job.started is not None and job.active_deadline else None
 
 
-def _claims(snapshot: Snapshot, mine: Belongings) -> Iterator[tuple[WorkloadView, JobView]]:
-    """Unfinished Jobs that may claim room before their pods do, each with its workload: only one that exists in its
-    namespace, and only for the newest Job. Their pods count as anybody's do.
+def _claims(
+    snapshot: Snapshot, mine: Belongings, asked: Asked, deadline: float
+) -> Iterator[tuple[JobView, Resources, int]]:
+    """Unfinished Jobs that may claim room before their pods do, with what each of how many pods claims: only of a
+    workload that exists in its namespace, and of its Jobs only the newest that may. Their pods count as anybody's do.
     """
     for view in snapshot.workloads:
         jobs = [job for job in mine.jobs.get((view.namespace, view.uid), ()) if not (job.finished or mine.empty(job))]
-        if jobs:
-            yield view, max(jobs, key=lambda job: (job.attempt, job.created, job.name))
+        jobs.sort(key=lambda job: (job.attempt, job.created, job.name), reverse=True)
+        for job in jobs:
+            young = abs(snapshot.now - job.created) < 2 * patience(deadline, pods_in(job.places), tried=False)
+            claimed, pods = _believed(view, job, asked, young=young)
+            if pods:
+                yield job, claimed, pods
+                break
 
 
-def _believed(view: WorkloadView, job: JobView, asked: Asked) -> tuple[Resources, int]:
-    """What the Job claims for each pod that is not there yet, and for how many pods at most.
+def _believed(view: WorkloadView, job: JobView, asked: Asked, *, young: bool) -> tuple[Resources, int]:
+    """What the Job claims for each pod that is not there yet, and for how many pods at most. `young`: it was created
+    so lately that pods of it may well be on their way.
 
     Whoever may create Jobs can write berth's labels and annotations on one, and the ledger remembers a promise only
-    until its Job is visible. So the truth is the workload, of which the promise was made: what its Job says may lower
-    that, never raise it.
+    until its Job is visible. So the truth is the workload, of which the promise was made, whatever its Job says.
 
     Of a Job of another spec the GPUs are believed, as many as any workload can want, and nothing else: it may have
-    wanted more until it was edited, and until the Job is taken back its pod may still get them. Which CPU and memory
-    are too much nobody can tell; where such a pod takes them after all, the kube-scheduler lets another wait for that
-    moment.
+    wanted more until it was edited, and until the Job is taken back its pods may still get them. Which CPU and memory
+    are too much nobody can tell, nor whether there were more pods than now; where such a pod takes them after all, the
+    kube-scheduler lets another wait for that moment.
+
+    Nobody makes pods for a Job that is deleted or suspended, and one of another spec is taken back. Those made before
+    may only not be visible yet; a Job that stays all the same claims nothing for ever.
     """
     spec, said = view.spec, job.requests
-    wanted = Resources() if spec is None else asked(spec)
-    kind, pods = wanted.gpu_resource, 0 if spec is None else spec.replicas
+    if not young and (spec is None or job.deleting or job.suspended or job.preempted):
+        return Resources(), 0
+    foreign = Resources(min(said.gpus, MAX_GPUS), gpu_resource=said.gpu_resource)
+    if spec is None:
+        return foreign, 1
+    wanted = asked(spec)
     # Most Jobs ask for just what is wanted; only the others are worth a hash.
-    other = said.gpus > wanted.gpus or said.gpu_resource != kind or pods_in(job.places) > pods
-    if spec is None or (other and job.spec_hash and job.spec_hash != spec_hash(spec)):
-        return Resources(min(said.gpus, MAX_GPUS), gpu_resource=said.gpu_resource), MAX_REPLICAS
-    cpu_milli, memory = min(said.cpu_milli, wanted.cpu_milli), min(said.memory, wanted.memory)
-    gpus, each = min(said.of(kind), wanted.gpus), min(said.pods, wanted.pods)
-    return Resources(gpus, cpu_milli, memory, each, gpu_resource=kind), pods
+    other = said.gpus != wanted.gpus or said.gpu_resource != wanted.gpu_resource or pods_in(job.places) > spec.replicas
+    if other and job.spec_hash and job.spec_hash != spec_hash(spec):
+        return foreign, spec.replicas if young else 0
+    return wanted, spec.replicas
 
 
 def whole(node: NodeView) -> Room:

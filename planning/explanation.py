@@ -165,7 +165,7 @@ def _queued(
         raise ValueError("a workload without a spec is not queued")
     shape, held = (
         shape_of(view.spec, settings),
-        list(holdings(snapshot, {}, mine, partial(requests_of, settings=settings))),
+        list(holdings(snapshot, {}, mine, partial(requests_of, settings=settings), settings.bind_deadline_seconds)),
     )
     strategy, source = strategy_name(view.spec, view.namespace, snapshot.defaults)
     left, kept = _reserved(view, shape, snapshot, held)

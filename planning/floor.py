@@ -12,7 +12,7 @@ from math import inf
 
 from crds.settings import Settings
 from planning import strategies
-from planning.capacity import Room
+from planning.capacity import Room, whole
 from planning.demand import learned
 from planning.filters import Constraints, Shape, able_when_empty, explain_never, explain_now, lacking, refusal, slots
 from planning.fleet import Place
@@ -96,7 +96,7 @@ class Floor:
         self.kept: list[Kept] = []
         self._kept_on: dict[str, list[Kept]] = {}  # the same by node
         self._index = {node.name: i for i, node in enumerate(snapshot.nodes)}
-        self._competing: dict[Constraints, tuple[int, bool]] = {}
+        self._competing: dict[Shape, tuple[int, bool]] = {}  # and among the first how many that are kept
         self._fleet = memory.fleet
         self._fleet.refresh((node, left[node.name]) for node in snapshot.nodes)
         self._messages: dict[Shape, str] = {}
@@ -180,13 +180,27 @@ class Floor:
         self._messages.clear()
 
     def competes(self, shape: Shape) -> bool:
-        """Whether room is kept already for another workload on a node that this one might use too."""
-        known = self._competing.get(shape.constraints)
-        if known is None or known[0] != len(self.kept):
-            nodes = {kept.node for kept in self.kept}
-            found = any(node.name in nodes for node in self.allowed(shape)) if nodes else False
-            known = self._competing[shape.constraints] = len(self.kept), found
-        return known[1]
+        """Whether room that this one might use too is kept already for another workload."""
+        looked, found = self._competing.get(shape, (0, False))
+        if not found and looked < len(self.kept):
+            nodes = dict.fromkeys(kept.node for kept in self.kept[looked:])
+            found = any(self._contested(shape, name) for name in nodes)
+            self._competing[shape] = len(self.kept), found
+        return found
+
+    def _contested(self, shape: Shape, name: str) -> bool:
+        """Whether the request could use what is kept on the node: the same GPUs, or CPU, memory or pods of which the
+        node has not enough for it beside. Who waits for other GPUs there is in nobody's way.
+        """
+        node, need, kept = self.nodes[self._index[name]], shape.requests, self._kept_on[name]
+        if self._refused(shape.constraints)[self._index[name]] or not able_when_empty(shape, node):
+            return False
+        if any(each.amount.gpu_resource == need.gpu_resource for each in kept):
+            return True
+        rest = whole(node)
+        for each in kept:
+            rest.take(each.amount)
+        return bool(lacking(Resources(0, need.cpu_milli, need.memory, need.pods), rest))
 
     def take_kept(self, wish: Wish, kept: Kept) -> bool:
         """Gives the request room on that node, out of what is kept there too; False if it does not fit."""

@@ -11,18 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from crds.settings import Settings
-from planning.capacity import Belongings
+from planning.capacity import Belongings, patience
 from planning.filters import Constraints, refusal
 from planning.model import JobView, NodeView, Pin, Places, PodView, Snapshot, Turn, Withdrawal, WorkloadView
 from planning.places import gang_of, pods_in, ranks
 from planning.podspecs import mapping
 from planning.views import is_gated, pod_index
 
-# A Job whose pods the kube-scheduler has not tried yet has lost its place to nobody: the Job controller or the
-# scheduler is behind, or something refuses its pods. It is given this many bind deadlines before it is taken back.
-UNTRIED = 4
-# Seconds that a gang is given beside, for each of its pods: they are created and bound one after the other.
-_EACH = 0.1
 # How soon it is looked for pods that are not there yet, in seconds; later ever less often.
 _SOON = 1.0
 
@@ -182,4 +177,4 @@ def _overdue(start: Start, settings: Settings, nodes: Mapping[str, NodeView]) ->
 def _patience(start: Start, settings: Settings) -> float:
     """Seconds from the Job's creation after which the gang is taken back."""
     tried = any(pod.blocked for pod in start.waiting)
-    return settings.bind_deadline_seconds * (1 if tried else UNTRIED) + _EACH * pods_in(start.job.places)
+    return patience(settings.bind_deadline_seconds, pods_in(start.job.places), tried=tried)

@@ -83,6 +83,7 @@ class JobView:
     strategy: str = ""
     spec_hash: str = ""  # of the spec that it was made from; '' for a Job of an older build
     withdrawn: bool = False  # the ledger marked it before it took it back; nobody else's deletion looks like this
+    suspended: bool = False  # by whomever: no pods are made for it
     preempted: bool = False  # the ledger suspended it so that others get its place
     halted: bool = False  # and its controller has seen to that: it counts no pod any more
     resumed: bool = False  # it was stopped in an earlier turn, and goes on in this one

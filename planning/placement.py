@@ -74,7 +74,8 @@ def decide(
     starting = list(gates.starts(snapshot, mine))
     if starting:
         _start(starting, snapshot, settings, memory, told)
-    held = list(holdings(snapshot, promised, mine, lambda spec: memory.shape(spec, settings).requests))
+    deadline = settings.bind_deadline_seconds
+    held = list(holdings(snapshot, promised, mine, lambda spec: memory.shape(spec, settings).requests, deadline))
     left = room(snapshot.nodes, held)
     reservations = Reservations(snapshot, ledger.reserved)
     reservations.settle(snapshot, held, promised, left, settings.gpu_resource)

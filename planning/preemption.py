@@ -262,9 +262,11 @@ class Preemptor:
         """Who must go from a node so that one more pod fits there; the cheapest step comes first."""
         left, going = free.copy(), list[Candidate]()
         before = self._slots(node, wish, left)
+        need = times(wish.shape.requests, before + 1)
         for each in self._by_node.get(node, ()):
-            entitled = self._entitled(wish, each, head) or self._uses_its_window(wish, each, node)
-            if each in stopped or not entitled:
+            if each in stopped or not _helps(each.held[node], need, left):
+                continue
+            if not (self._entitled(wish, each, head) or self._uses_its_window(wish, each, node)):
                 continue
             going.append(each)
             left.give_back(each.held[node])
@@ -317,8 +319,9 @@ class Preemptor:
             for each in self._by_node.get(node.name, ()):
                 if not lacking(need, free) or len(more) + len(chosen) >= _VICTIMS:
                     break
-                entitled = self._entitled(wish, each, head) or self._uses_its_window(wish, each, node.name)
-                if each not in chosen and entitled:
+                if each in chosen or not _helps(each.held[node.name], need, free):
+                    continue
+                if self._entitled(wish, each, head) or self._uses_its_window(wish, each, node.name):
                     free.give_back(each.held[node.name])
                     self._stop(each, more)
         if lacking(need, free):
@@ -402,6 +405,17 @@ class Preemptor:
             if node in each.held:
                 free.give_back(each.held[node])
         return free
+
+
+def _helps(held: Resources, need: Resources, free: Room) -> bool:
+    """Whether something is given back of what is lacking: stopping whoever else is on the node would be for nothing."""
+    kind = need.gpu_resource
+    return (
+        (need.gpus > free.of(kind) and held.of(kind) > 0)
+        or (need.cpu_milli > free.cpu_milli and held.cpu_milli > 0)
+        or (need.memory > free.memory and held.memory > 0)
+        or (need.pods > free.pods and held.pods > 0)
+    )
 
 
 def _most_victims(pods: int) -> int:

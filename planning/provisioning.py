@@ -80,11 +80,12 @@ class Orders:
         queue: Iterable[Wish], now: float,
     ) -> Orders:  # fmt: skip
         """`views`: all workloads, `queue`: those that want a place. What is coming is first of all for those who have
-        an order open.
+        an order open. Who only has workloads that will never want a place needs no order left.
         """
         arrivals = Arrivals(floor.nodes if rules is not None else (), floor.left, now)
         most = rules.max_orders if rules is not None else 0
-        alone = rules is None or len({_tenant(books, namespace) for namespace in {v.namespace for v in views}}) < 2
+        namespaces = {view.namespace for view in views if _may_want_one(view)}
+        alone = rules is None or len({_tenant(books, namespace) for namespace in namespaces}) < 2
         mine = cls(rules, ledger, floor, now, arrivals, books, Slots(most, alone), Slots(most))
         for wish in queue:
             known = ledger.provisioning.get(wish.view.uid)
@@ -180,6 +181,11 @@ class Orders:
         if kept is not None and kept.start is not None and kept.start <= self.now + rules.timeout_seconds:
             return True
         return self.arrivals.serve(wish.shape, wish.gang)
+
+
+def _may_want_one(view: WorkloadView) -> bool:
+    """Whether a node may be ordered for the workload, now or when its Job comes back."""
+    return not (view.finished or view.deleting or view.spec is None or view.spec.suspend)
 
 
 def _tenant(books: Books, namespace: str) -> Tenant:

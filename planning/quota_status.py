@@ -58,7 +58,9 @@ def standing(snapshot: Snapshot, settings: Settings) -> Standing | None:
     if not snapshot.quotas:
         return None
     mine = Belongings.of(snapshot.jobs, snapshot.pods)
-    books = opened(snapshot, holdings(snapshot, {}, mine, partial(requests_of, settings=settings)))
+    books = opened(
+        snapshot, holdings(snapshot, {}, mine, partial(requests_of, settings=settings), settings.bind_deadline_seconds)
+    )
     waiting = Counter(
         books.tenant(view.namespace).name
         for view in snapshot.workloads

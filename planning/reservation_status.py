@@ -56,7 +56,10 @@ def standings(snapshot: Snapshot, recorded: Mapping[str, Mapping[str, int]], set
         return []
     mine = Belongings.of(snapshot.jobs, snapshot.pods)
     known = Reservations(snapshot, recorded)
-    known.as_recorded(snapshot, list(holdings(snapshot, {}, mine, partial(requests_of, settings=settings))))
+    known.as_recorded(
+        snapshot,
+        list(holdings(snapshot, {}, mine, partial(requests_of, settings=settings), settings.bind_deadline_seconds)),
+    )
     waiting = Counter(
         window.name
         for view in snapshot.workloads

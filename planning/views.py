@@ -156,7 +156,8 @@ def job_view(raw: object, gpu_resource: str) -> JobView | None:
             break
     deadline = spec.get("activeDeadlineSeconds")
     places = places_from(annotations.get(PLACES_ANNOTATION), spec.get("completions"))
-    preempted = spec.get("suspend") is True and PREEMPTED_ANNOTATION in annotations
+    suspended = spec.get("suspend") is True
+    preempted = suspended and PREEMPTED_ANNOTATION in annotations
     resumed = _resumed(annotations.get(RESUMED_ANNOTATION), status)
     return JobView(
         uid=text(meta.get("uid")),
@@ -183,6 +184,7 @@ def job_view(raw: object, gpu_resource: str) -> JobView | None:
         strategy=text(annotations.get(STRATEGY_ANNOTATION))[:63],
         spec_hash=text(annotations.get(SPEC_HASH_ANNOTATION))[:63],
         withdrawn=WITHDRAWN_ANNOTATION in annotations,
+        suspended=suspended,
         preempted=preempted,
         halted=preempted and is_halted(status),
         resumed=resumed is not None,

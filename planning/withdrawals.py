@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from crds.settings import Settings
-from planning.capacity import Belongings
-from planning.gates import UNTRIED, is_gang
+from planning.capacity import Belongings, patience
+from planning.gates import is_gang
 from planning.lifecycle import PREEMPTED
 from planning.model import JobView, Ledger, PodView, Snapshot, Turn, Withdrawal, WorkloadView
 from planning.naming import spec_hash
@@ -148,4 +148,4 @@ def _pods_of(job: JobView, mine: Belongings) -> list[PodView]:
 def _patience(pods: list[PodView], settings: Settings) -> float:
     """Seconds from a Job's creation after which it is taken back if nothing of it is on a node."""
     tried = any(pod.blocked for pod in pods)
-    return float(settings.bind_deadline_seconds * (1 if tried else UNTRIED))
+    return patience(settings.bind_deadline_seconds, 0, tried=tried)

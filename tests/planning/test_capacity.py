@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from crds.gpuworkload import MAX_GPUS
 from planning.capacity import Belongings, Room, holdings, room, standing
 from planning.ledger import after_carrying_out, after_deciding, after_requeue
 from planning.lifecycle import Observation, Step, next_step
@@ -31,13 +32,14 @@ from planning.model import (
 from planning.naming import spec_hash
 from planning.placement import decide
 from planning.places import pods_in, ranks
-from tests.planning.builders import ASKED, GIB, NOW, SETTINGS, job, node, pod, promise, snapshot, workload
+from tests.planning.builders import ASKED, GIB, NOW, SETTINGS, job, node, pod, promise, round_of, snapshot, workload
 
 
 def left_on_n(seen: Snapshot, promises: dict[str, Assignment] | None = None) -> Room:
     """What a round finds free on the node `n`."""
     mine = Belongings.of(seen.jobs, seen.pods)
-    return room(seen.nodes, holdings(seen, standing(seen, Ledger(in_flight=promises or {}), mine), mine, ASKED))["n"]
+    promised = standing(seen, Ledger(in_flight=promises or {}), mine)
+    return room(seen.nodes, holdings(seen, promised, mine, ASKED, SETTINGS.bind_deadline_seconds))["n"]
 
 
 @pytest.mark.parametrize("in_flight", [False, True])
@@ -95,7 +97,7 @@ def test_what_a_job_says_of_other_gpus_is_not_believed() -> None:
     offered = Resources(8, 64_000, 256 * GIB, 110, other_gpus=(("amd.com/gpu", 8),))
     forged = replace(job("a", "n"), requests=Resources(8, 0, 0, 1, gpu_resource="amd.com/gpu"))
     left = left_on_n(snapshot([node("n", allocatable=offered)], [workload("a", 1)], jobs=[forged]))
-    assert (left.gpus, left.of("amd.com/gpu")) == (8, 8)
+    assert (left.gpus, left.of("amd.com/gpu")) == (7, 8), "what its workload wants"
 
 
 def test_a_job_of_a_spec_that_was_edited_claims_what_it_was_made_for() -> None:
@@ -110,6 +112,85 @@ def test_a_job_of_a_spec_that_was_edited_claims_what_it_was_made_for() -> None:
     assert left_on_n(snapshot([node("n", 16)], [now], jobs=many)).gpus == 8, "the newest"
     told = replace(it, spec_hash=spec_hash(now.spec))
     assert left_on_n(snapshot([node("n", 8)], [now], jobs=[told])).gpus == 7, "no more than its workload wants"
+
+
+# Twice as long as a Job is given whose pods nobody has tried to bind.
+YOUNG = 2.0 * 4 * SETTINGS.bind_deadline_seconds
+DOUBTFUL: list[dict[str, Any]] = [{"spec_hash": "other"}, {"deleting": True}, {"suspended": True}, {"preempted": True}]
+
+
+@pytest.mark.parametrize("of", [{}, *DOUBTFUL])
+@pytest.mark.parametrize("spec", [{}, {"gpuCount": -1}])
+@pytest.mark.parametrize("age", [0.0, 86_400.0])
+def test_one_forged_job_keeps_nobody_else_waiting(of: dict[str, Any], spec: dict[str, Any], age: float) -> None:
+    nodes = [node(f"n{i}", 8) for i in range(20)]
+    everywhere = tuple((each.name, 1) for each in nodes)
+    forged = replace(job("evil", "n0", 5, gpus=64, places=everywhere, created=NOW - age), **of)
+    seen = snapshot(nodes, [workload("evil", spec=spec), workload("other", 8, namespace="theirs")], jobs=[forged])
+    assert [each.uid for each in round_of(seen).assignments] == ["other"]
+
+
+@pytest.mark.parametrize("of", DOUBTFUL)
+def test_a_job_for_which_no_pods_will_come_is_believed_while_some_may_not_be_visible_yet(of: dict[str, Any]) -> None:
+    def left(created: float, **more: Any) -> int:
+        it = replace(job("a", "n", gpus=4, created=created), **of, **more)
+        pods = [pod("p", "n", of=it)] if more else []
+        return left_on_n(
+            snapshot([node("n", 8)], [workload("a", 4 if "spec_hash" not in of else 3)], jobs=[it], pods=pods)
+        ).gpus
+
+    if "preempted" not in of:  # without any pod that one holds nothing in any case
+        assert (left(NOW), left(NOW - YOUNG + 1)) == (4, 4)
+    assert left(NOW - YOUNG) == 8
+    assert left(NOW + YOUNG) == 8, "of the future: what a Job says of when it was let go on is nobody's word either"
+    assert left(NOW - YOUNG, counted=True) == 4, "its live pod counts as anybody's does"
+
+
+@pytest.mark.parametrize("of", DOUBTFUL)
+def test_a_job_that_claims_nothing_hides_none_that_does(of: dict[str, Any]) -> None:
+    hiding = replace(job("a", "m", 9, gpus=1, created=NOW - YOUNG), **of)
+    seen = snapshot([node("n", 8), node("m", 8)], [workload("a", 8)], jobs=[job("a", "n", gpus=8), hiding])
+    assert left_on_n(seen).gpus == 0
+
+
+def test_a_job_cannot_say_that_it_claims_less_than_its_workload_wants() -> None:
+    view = workload("a", 8)
+    assert view.spec is not None
+    it = job("a", "n", gpus=0, spec_hash=spec_hash(view.spec))
+    seen = snapshot([node("n", 8)], [view, workload("b", 8)], jobs=[it])
+    assert (left_on_n(seen).gpus, round_of(seen).assignments) == (0, [])
+    gang = replace(view, spec=view.spec.model_copy(update={"gpu_count": 2, "replicas": 4}))
+    assert gang.spec is not None
+    it = replace(it, spec_hash=spec_hash(gang.spec), places=(("n", 4),))
+    bound = pod("p", "n", gpus=2, of=None, workload_uid="a", job_name=it.name, index=0)
+    assert left_on_n(snapshot([node("n", 16)], [gang], jobs=[it], pods=[bound])).gpus == 8, "each that is not there"
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_whatever_a_job_says_it_claims_no_more_than_some_workload_of_so_many_pods_could_have(
+    data: st.DataObject,
+) -> None:
+    replicas, wanted = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 8))
+    view = workload("a", wanted, spec={"replicas": replicas})
+    assert view.spec is not None
+    names = [f"n{i}" for i in range(5)]
+    told = st.lists(st.tuples(st.sampled_from(names), st.integers(1, 9)), max_size=5, unique_by=lambda place: place[0])
+    places = tuple(data.draw(told)) if replicas > 1 or data.draw(st.booleans()) else ()
+    genuine = data.draw(st.booleans())
+    it = job(
+        "a", "n0", data.draw(st.integers(0, 9)), gpus=data.draw(st.sampled_from([0, 1, 8, 64, 10**6])), places=places,
+        spec_hash=spec_hash(view.spec) if genuine else "other", deleting=data.draw(st.booleans()),
+        suspended=data.draw(st.booleans()), created=NOW + data.draw(st.sampled_from([-1e6, -1.0, 0.0, 1e6])),
+    )  # fmt: skip
+    seen = snapshot([node(name, 10**9) for name in names], [view], jobs=[it])
+    mine = Belongings.of(seen.jobs, seen.pods)
+    held = sum(each.requests.gpus for each in holdings(seen, {}, mine, ASKED, SETTINGS.bind_deadline_seconds))
+    assert held <= MAX_GPUS * replicas
+    if genuine and not it.deleting and not it.suspended:
+        assert held == wanted * min(replicas, pods_in(places) or 1), "just what it was promised"
+    elif abs(it.created - NOW) > YOUNG and it.requests.gpus != wanted:
+        assert held == 0
 
 
 def test_a_finished_job_holds_nothing_but_its_live_pods_do() -> None:

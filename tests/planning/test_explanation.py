@@ -203,7 +203,7 @@ def test_each_help_alone_is_enough() -> None:
 
 def test_keeps_off_agrees_with_what_is_left() -> None:
     seen = snapshot([node("n", 4)], [workload("w", 4)], pods=[pod("p", "n", gpus=1)])
-    left = room(seen.nodes, holdings(seen, {}, Belongings.of((), seen.pods), ASKED))["n"]
+    left = room(seen.nodes, holdings(seen, {}, Belongings.of((), seen.pods), ASKED, 30))["n"]
     spec = seen.workloads[0].spec
     assert spec is not None and keeps_off(shape_of(spec, SETTINGS), seen.nodes[0], left) == "short of free GPUs"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from planning.accelerators import AMD
+from planning.accelerators import AMD, SEAT
 from planning.model import JobView, NodeView, QuotaView, Resources, Stopped, Turn, WorkloadView
 from planning.preemption import SPARED, no_longer_spared
 from tests.planning.builders import GIB, NOW, node, pod, quota, round_of, snapshot, workload
@@ -211,6 +211,57 @@ def test_only_those_who_hold_gpus_of_the_same_resource() -> None:
     there = running(named("n1", 2, **LOW), named("a1", 2, gpuResource=AMD, **LOW), on=cluster(both))
     after(there, named("high", 1, gpuResource=AMD, **HIGH))
     assert [uid for uid, _ in there.stopped] == ["a1"] and there.running == {"n1": "n", "high": "n"}
+
+
+AMD_ONLY = node("a", allocatable=Resources.counting([(AMD, 2)], 64_000, 256 * GIB, 110))
+BOTH = Resources.counting([("", 8), (AMD, 2)], 64_000, 256 * GIB, 110)
+# More than may be stopped for one; they are the cheapest, and hold nothing of what it lacks.
+MANY_SEATS = [named(f"s{i}", gpuFraction=0.25, priority=-200) for i in range(80)]
+
+
+@pytest.mark.parametrize("gang", [{}, {"replicas": 2}, {"replicas": 2, "minReplicas": 1}])
+def test_cheap_ones_who_free_nothing_of_what_it_lacks_do_not_protect_the_others(gang: dict[str, Any]) -> None:
+    both = Resources.counting([("", 8), (SEAT, 64)], 640_000, 2560 * GIB, 110)
+    there = cluster(*(node(name, allocatable=both) for name in "nm"))
+    running(*(named(f"low{i}", 8, **LOW) for i in range(2)), *MANY_SEATS, on=there)
+    after(there, named("high", 8, **gang, **HIGH))
+    assert "high" in there.running
+    assert {uid for uid, _ in there.stopped} == ({"low0", "low1"} if gang == {"replicas": 2} else {"low0"})
+
+
+def test_who_gives_back_some_of_each_that_is_lacking_is_stopped() -> None:
+    cpu: dict[str, Any] = {"resources": {"requests": {"cpu": "6"}}}
+    there = running(
+        *(named(f"c{i}", gpuFraction=0.25, priority=-200, **cpu) for i in range(8)), named("g", 8, **LOW),
+        on=cluster(node("n", allocatable=Resources.counting([("", 8), (SEAT, 64)], 64_000, 256 * GIB, 110))),
+    )  # fmt: skip
+    after(there, named("high", 8, resources={"requests": {"cpu": "24"}}, **HIGH))
+    assert sorted(uid for uid, _ in there.stopped) == ["c0", "c1", "g"]
+    assert "high" in there.running
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first", "waits_alone"),
+    [
+        ((AMD_ONLY, node("n")), {"gpuResource": AMD}, True),
+        ((node("n", allocatable=BOTH),), {"gpuResource": AMD}, True),
+        ((node("m", 2), node("n")), {"nodeSelector": {"kubernetes.io/hostname": "m"}}, True),
+        ((node("n", allocatable=BOTH),), {"gpuResource": AMD, "resources": {"requests": {"cpu": "60"}}}, False),
+    ],
+)
+def test_who_cannot_use_what_is_kept_for_another_has_room_kept_too(
+    nodes: tuple[NodeView, ...], first: dict[str, Any], waits_alone: bool
+) -> None:
+    """Else small ones of its own kind would overtake it for as long as that other one waits."""
+    cpu: dict[str, Any] = {"resources": {"requests": {"cpu": "8"}}}
+    there = cluster(*nodes)
+    running(named("old", 1, age=500, **{k: first[k] for k in first if k != "resources"}), on=there)
+    running(named("n1", 4, age=500, nodeSelector={"kubernetes.io/hostname": "n"}), on=there)
+    there.add(named("first", 2, age=400, **first), named("big", 8, age=300, **cpu))
+    there.settle()
+    there.add(*(named(f"s{i}", 1, age=10 - i) for i in range(4)))
+    there.settle()
+    assert set(there.running) == {"old", "n1"} | (set() if waits_alone else {f"s{i}" for i in range(4)})
 
 
 def test_what_is_kept_of_one_resource_is_kept_of_no_other() -> None:

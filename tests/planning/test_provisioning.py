@@ -455,8 +455,8 @@ def test_one_quota_orders_no_more_than_it_suffices_for() -> None:
 def test_one_tenant_leaves_orders_to_others_who_come_later(quotas: list[Any]) -> None:
     """Those of a are first, and none of theirs is ever done."""
     greedy = [workload(f"a{i}", 8, namespace="a", created=NOW - 200) for i in range(20)]
-    busy_too = workload("running", 1, namespace="b", deleting=True)
-    seen = snapshot([node("n", 4)], [*greedy, busy_too], quotas=quotas)
+    runs = replace(job("running", "n"), namespace="b")
+    seen = snapshot([node("n", 4)], [*greedy, workload("running", namespace="b")], jobs=[runs], quotas=quotas)
     first = round_of(seen, maxOrders=10)
     assert len(ordered(first)) == 5
     assert "the rest of the 10 that may be open at once is for other tenants" in first.waiting[-1].message
@@ -473,6 +473,21 @@ def test_who_is_alone_may_have_all_orders_and_is_the_last_to_have_another_when_s
     ledger = after_provisioning(after_deciding(Ledger(), first), "a0", 1, None)
     both = round_of(snapshot([], [*alone, workload("b", 8, namespace="b")]), ledger, maxOrders=4)
     assert ordered(both) == ["b"]
+
+
+@pytest.mark.parametrize(
+    "idle",
+    [
+        {"status": {"phase": "Succeeded"}},
+        {"status": {"phase": "Failed"}},
+        {"deleting": True},
+        {"spec": {"suspend": True}},
+        {"spec": {"gpuCount": -1}},
+    ],
+)
+def test_who_has_nothing_left_that_could_want_a_node_has_no_orders_left_free(idle: dict[str, Any]) -> None:
+    greedy = [workload(f"a{i}", 8, namespace="a", created=NOW - 200) for i in range(6)]
+    assert len(ordered(round_of(snapshot([], [*greedy, workload("b", namespace="b", **idle)]), maxOrders=4))) == 4
 
 
 def test_one_tenant_alone_does_not_use_up_what_is_remembered_of_waits() -> None:

@@ -212,6 +212,7 @@ def test_a_stopped_job_is_halted_once_its_controller_counts_no_pod(status: dict[
     for suspend in (True, False, None):
         view = job_view({"metadata": meta, "spec": {"suspend": suspend}, "status": status}, GPU)
         assert view is not None and (view.preempted, view.halted) == (suspend is True, halted and suspend is True)
+        assert view.suspended == (suspend is True)
 
 
 @pytest.mark.parametrize(
