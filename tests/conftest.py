@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import hypothesis
 import pytest
 
 from stack import Lines, Stack, StackError, UpOptions
@@ -18,6 +19,10 @@ from stack.realnode import unavailable
 from stack.tools import Toolbox
 
 MakeStack = Callable[..., Stack]
+
+# Machines are shared: how long one example took by the clock says nothing about the code.
+hypothesis.settings.register_profile("berth", deadline=None)
+hypothesis.settings.load_profile("berth")
 
 _MARKS = ("stack", "faults", "node")
 _missing = ""

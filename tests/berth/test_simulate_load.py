@@ -79,7 +79,7 @@ def test_a_pause_of_days_counts_as_the_next_longest() -> None:
     assert max(pauses) == pytest.approx(min(pauses))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.tuples(st.integers(0, 8), st.floats(0, 1e6), st.floats(1, 1e6)), min_size=1, max_size=8),
     st.floats(0.001, 10),

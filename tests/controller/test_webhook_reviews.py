@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.webhooks.reviews import Answer, fill_in, validate
@@ -98,7 +98,6 @@ def test_what_is_no_review_is_told_why(body: bytes, why: str) -> None:
         assert why in answer.body.decode()
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200) | json_values.map(orjson.dumps))
 def test_no_body_is_an_error(body: bytes) -> None:
     assert {validate(body, TEAM).status, fill_in(body, TEAM).status} <= {200, 400}
@@ -109,7 +108,6 @@ requests = st.dictionaries(
 )
 
 
-@settings(deadline=None)
 @given(requests, json_values, json_values)
 def test_no_review_is_an_error(more: dict[str, Any], new: Any, old: Any) -> None:
     """Somebody who knows what a review looks like, and changes what it holds."""

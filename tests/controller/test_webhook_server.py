@@ -158,7 +158,7 @@ heads = st.lists(
 
 
 @given(st.lists(heads, min_size=1, max_size=10))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_whatever_is_sent_the_next_one_is_answered(calls: list[list[bytes]]) -> None:
     """Bytes that are no HTTP, or nearly: answered with a refusal or a closed connection, and no error of ours."""
 

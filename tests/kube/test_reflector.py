@@ -343,7 +343,7 @@ async def _live(steps: list[tuple[Any, ...]], gone_as_event: bool, selective: bo
         assert rig.reflector.resource_version == api.version
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(
     steps=st.lists(STEPS, max_size=30), gone_as_event=st.booleans(), selective=st.booleans(), from_start=st.booleans()
 )

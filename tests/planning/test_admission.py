@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from crds import gpuquota, gpureservation
@@ -131,7 +131,6 @@ def test_other_kinds_are_taken_as_they_come() -> None:
     assert (refusal(other, TEAM), warnings(other, TEAM), filled_in(other, TEAM)) == ("", [], [])
 
 
-@settings(deadline=None)
 @given(objects, objects | st.none(), st.sampled_from(["team-a", "team-b", "other", ""]))
 def test_nothing_that_somebody_writes_is_an_error(new: Any, old: Any, namespace: str) -> None:
     asked = Review(KIND, namespace, new, old)
@@ -141,7 +140,6 @@ def test_nothing_that_somebody_writes_is_an_error(new: Any, old: Any, namespace:
         assert change["path"] == "/spec/schedulingStrategy" and new["spec"].get("schedulingStrategy") is None
 
 
-@settings(deadline=None)
 @given(near_specs)
 def test_the_door_and_the_ledger_agree(spec: dict[str, Any]) -> None:
     """What is refused at the door the ledger refuses in the same words, and what it lets in the ledger takes."""
@@ -233,7 +231,6 @@ quota_specs = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(names, quota_specs | st.none()), max_size=12))
 def test_what_the_door_lets_in_has_no_problem_in_the_books_but_an_unknown_cohort(
     writes: list[tuple[str, dict[str, Any] | None]],
@@ -257,7 +254,6 @@ def test_what_the_door_lets_in_has_no_problem_in_the_books_but_an_unknown_cohort
             assert told == [str(problem) for problem in books.problems.get(name, ())]
 
 
-@settings(deadline=None)
 @given(objects, objects | st.none())
 def test_no_gpuquota_that_somebody_writes_is_an_error(new: Any, old: Any) -> None:
     said, told = asked(new, quota("p", "a", cohort="q"), quota("q"), old=old)
@@ -368,7 +364,6 @@ def test_a_workload_is_told_at_the_door_what_placement_would_tell_it() -> None:
         assert refusal(edited, at) == ""
 
 
-@settings(deadline=None)
 @given(
     st.fixed_dictionaries(
         {"start": st.sampled_from(["2030-01-01T00:00:00Z", "x"]) | json_values, "end": st.just("2031-01-01T00:00:00Z")},

@@ -166,7 +166,7 @@ def test_a_job_cannot_say_that_it_claims_less_than_its_workload_wants() -> None:
     assert left_on_n(snapshot([node("n", 16)], [gang], jobs=[it], pods=[bound])).gpus == 8, "each that is not there"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data())
 def test_whatever_a_job_says_it_claims_no_more_than_some_workload_of_so_many_pods_could_have(
     data: st.DataObject,
@@ -443,7 +443,7 @@ def act(world: World, code: int) -> None:
     world.check()
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.integers(0, 2**40),
     st.lists(st.tuples(st.integers(1, 4), st.sampled_from([1, 1, 2, 3])), min_size=1, max_size=6),

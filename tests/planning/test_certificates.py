@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from planning.certificates import (
@@ -51,7 +51,6 @@ def step(stored: Stored, now: float, announced: frozenset[str] | None = None) ->
     return next_step(stored, HOSTS, names(stored) if announced is None else announced, now)
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(60.0, 12 * DAY), min_size=150, max_size=250))
 def test_over_years_no_call_meets_a_certificate_that_is_not_trusted(pauses: list[float]) -> None:
     now, stored, announced = START, Stored(), frozenset[str]()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from planning.accelerators import AMD, SEAT
@@ -40,7 +40,6 @@ def test_a_single_run_is_predicted_to_a_tenth(seconds: float) -> None:
     assert found.seconds == pytest.approx(seconds, rel=0.1, abs=1)
 
 
-@settings(deadline=None)
 @given(st.lists(times, min_size=1, max_size=40), st.floats(0, 1))
 def test_a_share_of_the_runs_takes_no_longer(took: list[float], share: float) -> None:
     found = Durations([learned(*took)], NOW).run_time("ns", "m", Gpus(1), share)
@@ -50,7 +49,6 @@ def test_a_share_of_the_runs_takes_no_longer(took: list[float], share: float) ->
     assert 0 <= found.seconds <= max(took) * 1.1 + 1
 
 
-@settings(deadline=None)
 @given(st.lists(times, min_size=1, max_size=20), st.floats(0, 10**7), st.floats(0, 1), st.floats(0, 1))
 def test_what_remains_grows_with_the_share_and_is_of_those_that_took_longer(
     took: list[float], elapsed: float, one: float, other: float

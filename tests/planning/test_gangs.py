@@ -76,7 +76,7 @@ FLEET = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(asked(), st.integers(1, 8), FLEET, st.sampled_from(installed()), st.data())
 def test_all_find_a_place_or_nothing_is_taken(
     it: Gang, gpus: int, fleet: list[tuple[int, int, str, bool]], strategy: str, data: st.DataObject

@@ -82,7 +82,7 @@ def test_who_can_never_run_is_told_nothing_and_holds_up_nobody() -> None:
     assert start(seen, "x") is None and start(seen, "w0") == pytest.approx(100, rel=0.1)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.tuples(st.integers(1, 4), st.floats(0, 500)), max_size=2),
     st.lists(st.integers(1, 8), min_size=1, max_size=5),

@@ -94,7 +94,7 @@ def stored(profile: Profile) -> Profile:
     return found
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(runs, st.randoms(use_true_random=False), st.integers(1, 9))
 def test_in_whatever_batches_and_order_the_profile_is_the_same(given_runs: list[Run], draw: Any, size: int) -> None:
     """As long as they come in the order of ends, which settling sees to; within a batch they may come in any."""
@@ -107,7 +107,6 @@ def test_in_whatever_batches_and_order_the_profile_is_the_same(given_runs: list[
     assert profile == stored(fold(EMPTY, given_runs))
 
 
-@settings(deadline=None)
 @given(runs, st.data())
 def test_what_comes_again_counts_nothing(given_runs: list[Run], data: st.DataObject) -> None:
     once = fold(EMPTY, given_runs)
@@ -117,7 +116,7 @@ def test_what_comes_again_counts_nothing(given_runs: list[Run], data: st.DataObj
     assert once.runs == len(given_runs) == once.succeeded + sum(once.failures.values())
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.integers(0, 2**32), st.lists(run(), min_size=1, max_size=30, unique_by=lambda each: each.mark))
 def test_a_profile_stays_small(seed: int, given_runs: list[Run]) -> None:
     many = [

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from crds.settings import Provisioning as Rules
@@ -346,7 +345,6 @@ def clusters(draw: st.DrawFn) -> tuple[Snapshot, Ledger, Rules]:
     return snapshot(nodes, asked), Ledger(provisioning=known), rules
 
 
-@examples(deadline=None)
 @given(clusters(), st.integers(1, 6))
 def test_never_two_orders_for_one_need_and_never_more_than_may_be_open(
     drawn: tuple[Snapshot, Ledger, Rules], rounds: int
@@ -375,7 +373,6 @@ def test_never_two_orders_for_one_need_and_never_more_than_may_be_open(
     assert len(made) == len(set(made))
 
 
-@examples(deadline=None)
 @given(st.lists(SIZES, min_size=1, max_size=6), st.integers(0, 3))
 def test_none_is_ordered_while_what_is_coming_suffices(sizes: list[int], spare: int) -> None:
     coming = [arriving(f"c{i}", gpus) for i, gpus in enumerate(sizes)]
@@ -425,7 +422,6 @@ def test_a_gang_that_must_be_in_one_domain_is_served_by_one(zones: str, wanted: 
     assert ordered(round_of(snapshot(nodes, [gang]), waited)) == wanted
 
 
-@examples(deadline=None)
 @given(st.integers(1, 6), st.integers(0, 3), st.lists(SIZES, max_size=3), st.lists(SIZES, max_size=3))
 def test_a_gang_has_nodes_ordered_just_if_what_is_free_and_coming_does_not_suffice(
     pods: int, each: int, free: list[int], coming: list[int]

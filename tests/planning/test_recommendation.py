@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from crds.gpuworkload import PRIORITIES
@@ -58,7 +58,6 @@ def test_what_nine_runs_with_four_gpus_of_which_one_was_used_recommend() -> None
 runs = st.lists(st.tuples(st.integers(0, 8), st.integers(0, 100_000)), max_size=20)
 
 
-@settings(deadline=None)
 @given(runs, st.integers(1, 8))
 def test_never_below_what_was_seen_in_use(given_runs: list[tuple[int, int]], gpus: int) -> None:
     seen = [ran(i, min(active, gpus), memory, gpus=gpus) for i, (active, memory) in enumerate(given_runs)]
@@ -92,7 +91,6 @@ def test_more_never_recommends_less(given_runs: list[tuple[int, int]], active: i
         assert after.gpu_type is None or sizes[after.gpu_type] >= sizes[before.gpu_type]
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(1, 10**7), min_size=3, max_size=9), st.floats(1, 100), st.integers(1, 8))
 def test_longer_runs_are_never_recommended_to_go_before(times: list[float], factor: float, gpus: int) -> None:
     def priority(by: float) -> int:

@@ -675,7 +675,7 @@ def test_a_gang_that_must_be_in_one_domain_finds_it_among_the_nodes_of_its_windo
     assert "in one rack" in reasons(there)["late"][1]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(st.integers(1, 8), min_size=1, max_size=4),
     st.integers(1, 16),

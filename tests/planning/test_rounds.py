@@ -84,7 +84,7 @@ def attainable(cluster: Cluster, view: WorkloadView) -> bool:
     return view.uid in alone.running
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(quotas(), arrivals(), st.lists(st.integers(0, 3), max_size=14), UNSTOPPABLE, st.booleans(), st.booleans())
 def test_everything_that_can_run_runs_and_ends(
     granted: list[QuotaView], coming: list[tuple[WorkloadView, float]], together: list[int], firm: set[int],

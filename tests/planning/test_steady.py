@@ -121,7 +121,7 @@ come_and_go = st.lists(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(come_and_go, st.sampled_from(["leastLoaded", "mostAllocated", "bestFit", "random"]))
 def test_it_decides_as_rounds_of_placement_do(asked: list[tuple[int, int, int, str, str]], strategy: str) -> None:
     nodes = [
@@ -153,7 +153,7 @@ def test_it_decides_as_rounds_of_placement_do(asked: list[tuple[int, int, int, s
         assert {str(each.number): each.place.node for each in simulated.running.values()} == real.running
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(st.floats(0, 50), st.floats(0, 50), st.integers(0, 4), st.sampled_from([WHOLE, 300])), max_size=25

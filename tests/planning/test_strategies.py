@@ -158,7 +158,7 @@ def test_headroom_keeps_the_cpu_that_rare_requests_need_beside_their_gpus() -> N
     assert choose(Headroom(SELDOM_LARGE), nodes, need=need) == "b"
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 2**32))
 def test_headroom_keeps_nodes_whole_while_small_requests_come_and_go(seed: int) -> None:
     """Two thirds of all GPUs are in use, and CPU is short on some nodes; whoever wants a whole node still finds one."""

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from planning.decay import DAY, HALF_LIFE
@@ -150,7 +150,6 @@ def profile_of(views: list[WorkloadView]) -> Profile:
     return fold(Profile("ns", "m"), [run for run in runs if run is not None])
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 8), st.floats(PAUSE, 11 * DAY)), min_size=1, max_size=20), st.data())
 def test_those_that_a_profile_has_learned_count_as_before_also_when_they_are_gone(
     asked: list[tuple[int, float]], data: st.DataObject

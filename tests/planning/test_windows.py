@@ -163,7 +163,7 @@ class Judge:
             assert fits < least, f"{uid} waits, though {fits} of its pods have room that is kept for it"
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=250, suppress_health_check=[HealthCheck.too_slow])
 @given(windows(), arrivals())
 def test_reservations_are_honoured(
     made: list[tuple[int, ReservationView]], coming: list[tuple[int, WorkloadView, float]]

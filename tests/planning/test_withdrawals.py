@@ -37,7 +37,7 @@ def withdrawn_from(name: str, ledger: Ledger, nodes: list[NodeView], view: Workl
 
 
 @pytest.mark.parametrize("strategy", installed())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(count=st.integers(1, 20), pick=st.integers(0, 19), seed=st.integers(0, 2**40))
 def test_a_workload_gets_to_the_only_node_that_does_whatever_its_strategy_prefers(
     strategy: str, count: int, pick: int, seed: int
