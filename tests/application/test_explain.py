@@ -59,7 +59,9 @@ async def test_all_that_was_decided_about_one_that_was_stopped_and_failed_twice(
     turns = [why.split(", by")[0] for what, where, why in entries if (what, where) == ("placed", node)]
     assert turns == ["attempt 0, 0 retries used", "attempt 1, 0 retries used", "attempt 2, 1 retry used"]
     kinds = [what for what, _, _ in entries if what in ("placed", "stopped", "taken back", "queued again", "Failed")]
-    assert kinds == ["placed", "stopped", "taken back", "placed", "queued again", "placed", "Failed"]
+    assert kinds == ["placed", "stopped", "queued again", "placed", "queued again", "placed", "Failed"]
+    (goes_on,) = [why for what, _, why in entries if what == "placed" and "goes on there" in why]
+    assert goes_on.startswith("attempt 1, "), "the Job that was stopped"
     stopped = next(why for what, _, why in entries if what == "stopped")
     assert f"its place on node {node} goes to {tenant.namespace}/high" in stopped
     assert any(what == "Pending" and "exit code 3; retry 1 of 1" in why for what, _, why in entries)
