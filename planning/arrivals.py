@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 
 from crds.gpuworkload import MAX_GPUS
 from crds.settings import Settings
-from planning.capacity import Belongings, Room, holdings, room
+from planning.capacity import Belongings, Room, room
 from planning.filters import Constraints, Shape, affine, refusal, repelling_taint, slots, too_small
 from planning.gangs import domain_of
-from planning.jobs import requests_of
+from planning.held import visible
 from planning.model import NodeView, Snapshot
 from planning.places import Gang, times
 
@@ -117,8 +116,7 @@ class Arrivals:
 
 def coming_for(shape: Shape, gang: Gang | None, snapshot: Snapshot, settings: Settings) -> bool:
     """Whether nodes are coming that will hold such a workload, whoever else may want them."""
-    mine = Belongings.of(snapshot.jobs, snapshot.pods)
-    held = holdings(snapshot, {}, mine, partial(requests_of, settings=settings), settings.bind_deadline_seconds)
+    held = visible(snapshot, Belongings.of(snapshot.jobs, snapshot.pods), settings)
     return Arrivals(snapshot.nodes, room(snapshot.nodes, held), snapshot.now).serve(shape, gang)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from crds.settings import Settings
 from planning import gangs, strategies
-from planning.capacity import Belongings, Holding, Room, holdings, room
+from planning.capacity import Belongings, Holding, Room, room
 from planning.demand import learned
 from planning.filters import (
     Shape,
@@ -31,8 +31,9 @@ from planning.filters import (
     slots_when_empty,
 )
 from planning.fleet import Fleet
+from planning.held import visible
 from planning.jobs import refusal as spec_refusal
-from planning.jobs import requests_of, shape_of
+from planning.jobs import shape_of
 from planning.model import (
     Assignment,
     Ledger,
@@ -163,10 +164,7 @@ def _queued(
 ) -> Explanation:
     if view.spec is None:
         raise ValueError("a workload without a spec is not queued")
-    shape, held = (
-        shape_of(view.spec, settings),
-        list(holdings(snapshot, {}, mine, partial(requests_of, settings=settings), settings.bind_deadline_seconds)),
-    )
+    shape, held = shape_of(view.spec, settings), visible(snapshot, mine, settings)
     strategy, source = strategy_name(view.spec, view.namespace, snapshot.defaults)
     left, kept = _reserved(view, shape, snapshot, held)
     why = {node.name: kept.get(node.name) or keeps_off(shape, node, left[node.name]) for node in snapshot.nodes}

@@ -26,7 +26,6 @@ FORGET = HALF_LIFE * (WEEKS + 1)
 KINDS = 32
 MODELS = 8
 REASONS = 16
-COUNTS = MOST_COUNTS  # kinds and numbers of GPUs
 PROFILES = 1000  # of one namespace
 OTHER = "Other"
 # Profiles that are written in one go; the rest comes a minute later.
@@ -229,7 +228,7 @@ def _bounded(at: dict[Gpus, AtCount], newest: Gpus) -> dict[Gpus, AtCount]:
     def remembered(gpus: Gpus) -> tuple[int, Gpus]:
         return sum(at[gpus].durations.values()) + sum(at[gpus].active.values()), gpus
 
-    while len(at) > COUNTS:
+    while len(at) > MOST_COUNTS:
         del at[min((gpus for gpus in at if gpus != newest), key=remembered)]
     return at
 

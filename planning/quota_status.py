@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from crds.settings import Settings
-from planning.capacity import Belongings, holdings
-from planning.jobs import requests_of
+from planning.capacity import Belongings
+from planning.held import visible
 from planning.model import Lately, QuotaView, Snapshot
 from planning.quotas import Account, Books, opened, recalled
 from planning.times import timestamp
@@ -58,9 +57,7 @@ def standing(snapshot: Snapshot, settings: Settings) -> Standing | None:
     if not snapshot.quotas:
         return None
     mine = Belongings.of(snapshot.jobs, snapshot.pods)
-    books = opened(
-        snapshot, holdings(snapshot, {}, mine, partial(requests_of, settings=settings), settings.bind_deadline_seconds)
-    )
+    books = opened(snapshot, visible(snapshot, mine, settings))
     waiting = Counter(
         books.tenant(view.namespace).name
         for view in snapshot.workloads

@@ -32,7 +32,7 @@ FADED = 1e-5
 
 
 def vector(need: Resources) -> Vector:
-    return need.all_gpus if need.other_gpus else need.gpus, need.cpu_milli, need.memory
+    return need.all_gpus, need.cpu_milli, need.memory
 
 
 @dataclass(slots=True)

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from crds.gpureservation import MOST_SHOWN
 from crds.settings import Settings
-from planning.capacity import Belongings, holdings
+from planning.capacity import Belongings
 from planning.filters import show_gpus
-from planning.jobs import requests_of
+from planning.held import visible
 from planning.model import Snapshot
 from planning.podspecs import mappings
 from planning.quota_status import PAUSE, condition, conditions
@@ -56,10 +55,7 @@ def standings(snapshot: Snapshot, recorded: Mapping[str, Mapping[str, int]], set
         return []
     mine = Belongings.of(snapshot.jobs, snapshot.pods)
     known = Reservations(snapshot, recorded)
-    known.as_recorded(
-        snapshot,
-        list(holdings(snapshot, {}, mine, partial(requests_of, settings=settings), settings.bind_deadline_seconds)),
-    )
+    known.as_recorded(snapshot, visible(snapshot, mine, settings))
     waiting = Counter(
         window.name
         for view in snapshot.workloads

@@ -45,7 +45,7 @@ class Resources:
 
     @property
     def all_gpus(self) -> int:
-        return self.gpus + sum(count for _, count in self.other_gpus)
+        return self.gpus + sum(count for _, count in self.other_gpus) if self.other_gpus else self.gpus
 
     def gpus_by_resource(self) -> tuple[tuple[str, int], ...]:
         return ((self.gpu_resource, self.gpus), *self.other_gpus)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import inf
 
-from planning.filters import Constraints, Shape, able_when_empty, refusal
+from planning.filters import Shape, able_when_empty, refusal
 from planning.fleet import Place
 from planning.model import WHOLE, NodeView, Resources
 from planning.orders import Order, Submission
@@ -60,7 +60,7 @@ class Simulation:
         self._kept: list[tuple[Place, Resources]] = []
         self._roomiest: dict[Shape, _Roomiest] = {}
         self._possible: dict[Shape, bool] = {}
-        self._refused: dict[tuple[Constraints, str], bool] = {}
+        self._usable: dict[tuple[Shape, str], bool] = {}
         for each in submissions:
             self.submit(each)
 
@@ -147,8 +147,8 @@ class Simulation:
         return True
 
     def _keep(self, shape: Shape) -> None:
-        """Room is kept for one among those that compete for the same nodes."""
-        if len(self._kept) >= _KEPT or any(not self._refuses(shape, place.node) for place, _ in self._kept):
+        """Room is kept for one among those that could use it."""
+        if len(self._kept) >= _KEPT or any(self._could_use(shape, place.node) for place, _ in self._kept):
             return
         roomiest = self._roomiest.get(shape)
         if roomiest is None:
@@ -158,11 +158,13 @@ class Simulation:
         if found is not None:
             self._kept.append((self.fleet.keep(found.node, shape.requests), shape.requests))
 
-    def _refuses(self, shape: Shape, node: str) -> bool:
-        key = shape.constraints, node
-        if key not in self._refused:
-            self._refused[key] = bool(refusal(shape.constraints, self._nodes[node]))
-        return self._refused[key]
+    def _could_use(self, shape: Shape, name: str) -> bool:
+        """Whether the request may be on the node, and could if it were empty (planning.floor.competes)."""
+        key = shape, name
+        if key not in self._usable:
+            node = self._nodes[name]
+            self._usable[key] = not refusal(shape.constraints, node) and able_when_empty(shape, node)
+        return self._usable[key]
 
 
 def fitting(nodes: Collection[NodeView], shapes: Iterable[Shape]) -> set[Shape]:

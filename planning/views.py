@@ -197,14 +197,15 @@ def job_view(raw: object, gpu_resource: str) -> JobView | None:
 
 
 def _resumed(mark: object, status: Mapping[str, Any]) -> float | None:
-    """Since when a Job goes on that was stopped: what is written on it, but no later than its controller says. Anybody
-    who may edit Jobs may write there, and the deadline by which it must have a place counts from it.
+    """Since when a Job goes on that was stopped: what is written on it, if its controller ever had it suspended, and no
+    later than that says. Anybody who may edit Jobs may write there, and the deadline by which it must have a place
+    counts from it.
     """
     since = _number(mark)
-    for condition in mappings(status.get("conditions")):
-        if condition.get("type") == "Suspended" and condition.get("status") == "False" and since is not None:
-            since = min(since, seconds(condition.get("lastTransitionTime")) or since)
-    return since
+    told = next((each for each in mappings(status.get("conditions")) if each.get("type") == "Suspended"), None)
+    if since is None or told is None:
+        return None
+    return min(since, seconds(told.get("lastTransitionTime")) or since) if told.get("status") == "False" else since
 
 
 def is_halted(status: Mapping[str, Any]) -> bool:

@@ -29,12 +29,8 @@ class FGD:
         self._of = ByResource(requests, Fragments)
 
     def rank(self, request: Request, candidate: Candidate) -> Rank:
-        need, model, free = (
-            request.requests,
-            candidate.node.model_of(request.requests.gpu_resource),
-            candidate.cpu_milli,
-        )
-        fragments = self._of[need.gpu_resource]
+        need, free = request.requests, candidate.cpu_milli
+        model, fragments = candidate.node.model_of(need.gpu_resource), self._of[need.gpu_resource]
         fall = fragments.on(model, free, candidate.devices) - fragments.on(
             model, free - need.cpu_milli, candidate.after
         )

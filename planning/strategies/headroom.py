@@ -28,12 +28,9 @@ class Headroom:
         self._room = ByResource(known, Room)
 
     def rank(self, request: Request, candidate: Candidate) -> Rank:
-        need, model, cpu = request.requests, candidate.node.model_of(request.requests.gpu_resource), candidate.cpu_milli
+        need, cpu = request.requests, candidate.cpu_milli
         score, free = self._fgd.rank(request, candidate)
-        room, before, after = (
-            self._room[need.gpu_resource],
-            candidate.devices.count(WHOLE),
-            candidate.after.count(WHOLE),
-        )
+        model, room = candidate.node.model_of(need.gpu_resource), self._room[need.gpu_resource]
+        before, after = candidate.devices.count(WHOLE), candidate.after.count(WHOLE)
         lost = room.on(model, cpu, before) - room.on(model, cpu - need.cpu_milli, after)
         return score, round(WHOLE * lost), free

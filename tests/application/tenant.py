@@ -53,12 +53,16 @@ class Tenant:
             manifest["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
         await self.kube.create(NODES, manifest)
         if not kubelet:
-
-            async def usable() -> bool:
-                return not (await self.kube.get(NODES, full))["spec"].get("taints")
-
-            await eventually(usable, 20, lambda: f"node {full} keeps its taints")
+            await self.usable(full)
         return full
+
+    async def usable(self, node: str) -> None:
+        """Waits until the taint that every node is born with is gone."""
+
+        async def untainted() -> bool:
+            return not (await self.kube.get(NODES, node))["spec"].get("taints")
+
+        await eventually(untainted, 20, lambda: f"node {node} keeps its taints")
 
     async def play(self, workload: str, phase: str, **conditions: bool) -> None:
         """Says of the workload's pod what a kubelet would say, on a node without one."""

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.stack
 
 
 async def test_from_apply_to_finished_there_are_no_events_but_the_ledgers(tenant: Tenant) -> None:
-    await tenant.node("a", 4)
+    await tenant.usable(await tenant.node("a", 4))
     raw = await tenant.apply("w", 2, modelName="meta-llama/Llama-2-70b")
     done = await tenant.until("w", phase="Succeeded")
     assert condition(done, "Finished")["status"] == "True"

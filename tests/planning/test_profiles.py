@@ -10,14 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crds.gpumodelprofile import GPUModelProfileStatus
+from crds.gpumodelprofile import MOST_COUNTS, GPUModelProfileStatus
 from crds.gpuworkload import GPUWorkloadSpec
 from planning.accelerators import SEAT
 from planning.decay import DAY, HALF_LIFE, UNIT, WEEKS, faded, runs_today, weight
 from planning.model import WHOLE, Ended, WorkloadView
 from planning.profile_status import manifest, profile_view, span, status_of
 from planning.profiles import (
-    COUNTS,
     FORGET,
     KINDS,
     NOTHING,
@@ -133,7 +132,7 @@ def test_a_profile_stays_small(seed: int, given_runs: list[Run]) -> None:
         for i, each in enumerate(given_runs * 20)
     ]
     profile = fold(EMPTY, many)
-    assert len(profile.failures) <= REASONS and len(profile.typical) <= KINDS and len(profile.at) <= COUNTS
+    assert len(profile.failures) <= REASONS and len(profile.typical) <= KINDS and len(profile.at) <= MOST_COUNTS
     text = json.dumps(status_of(profile, NOW))
     assert len(text) < 64 * 1024
     GPUModelProfileStatus.model_validate(json.loads(text))
@@ -182,11 +181,11 @@ def test_of_too_many_kinds_of_gpus_those_are_kept_of_which_most_is_known() -> No
     often = [replace(RUN, mark=Mark(int(NOW) + i, "u")) for i in range(3)]
     rare = [
         replace(RUN, mark=Mark(int(NOW) + 9 + i, "u"), kind=Kind(2, WHOLE, 0, resource=f"tenstorrent.com/n{i}"))
-        for i in range(3 * COUNTS)
+        for i in range(3 * MOST_COUNTS)
     ]
     profile = fold(EMPTY, [*often, *rare])
-    assert len(profile.at) == COUNTS and Gpus(2) in profile.at
-    assert Gpus(2, f"tenstorrent.com/n{3 * COUNTS - 1}") in profile.at, "the newest is learned all the same"
+    assert len(profile.at) == MOST_COUNTS and Gpus(2) in profile.at
+    assert Gpus(2, f"tenstorrent.com/n{3 * MOST_COUNTS - 1}") in profile.at, "the newest is learned all the same"
     GPUModelProfileStatus.model_validate(status_of(profile, NOW))
 
 

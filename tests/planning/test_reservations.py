@@ -8,12 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from planning.accelerators import AMD, NVIDIA, SEAT
-from planning.model import Ledger, NodeView, Resources, WorkloadView
-from planning.places import pods_in
+from planning.model import NodeView, Resources, WorkloadView
 from planning.windows import ReservationView
 from tests.planning.builders import (
     GIB,
@@ -26,7 +23,6 @@ from tests.planning.builders import (
     reservation,
     round_of,
     snapshot,
-    taint,
     workload,
 )
 from tests.planning.cluster import Cluster
@@ -63,131 +59,6 @@ def later(on: Cluster, seconds: float) -> Cluster:
     on.settle()
     on.check()
     return on
-
-
-# --- which nodes ----------------------------------------------------------------------------------------------------
-
-
-def test_it_packs_into_as_few_nodes_as_possible_and_breaks_up_the_smallest() -> None:
-    there = cluster(node("a", 8), node("b", 4), node("c", 8), keeps=[reservation("r", gpus=11, start=HOUR, end=9999)])
-    there.settle()
-    assert chosen(there) == {"a": 8, "b": 3}
-
-
-def test_blocks_lie_on_one_node_each() -> None:
-    four = reservation("r", gpus=8, gpusPerNode=4, start=HOUR, end=9999)
-    there = cluster(node("a", 7), node("b", 3), node("c", 6), keeps=[four])
-    there.settle()
-    assert chosen(there) == {"a": 4, "c": 4}
-
-
-def test_what_is_held_by_work_that_may_not_be_stopped_is_passed_over() -> None:
-    there = cluster(node("a", 8), node("b", 8), node("c", 8), keeps=[])
-    there.add(*(named(f"f{n}", 1, nodeSelector={"kubernetes.io/hostname": n}) for n in "a"))
-    there.add(*(named(f"p{n}", 8, nodeSelector={"kubernetes.io/hostname": n}, **FREE) for n in "b"))
-    there.settle()
-    there.reservations.append(reservation("r", gpus=8, start=HOUR, end=9999))
-    there.settle()
-    assert chosen(there) == {"c": 8}, "there nobody has to be stopped"
-    there.reservations[0] = reservation("r", gpus=16, start=HOUR, end=9999)
-    there.settle()
-    assert chosen(there) == {"c": 8, "b": 8}, "there only work that can be stopped"
-
-
-def test_work_that_ends_before_it_begins_is_no_hindrance() -> None:
-    there = cluster(node("a", 8), keeps=[])
-    there.add(named("short", 8, activeDeadlineSeconds=600))
-    there.settle()
-    there.reservations.append(reservation("r", gpus=8, start=HOUR, end=9999))
-    there.settle()
-    assert chosen(there) == {"a": 8}
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"unschedulable": True},
-        {"ready": False},
-        {"labels": {}},
-        {"taints": (taint("node.kubernetes.io/out-of-service", "NoExecute"),)},
-    ],
-)
-def test_nodes_that_cannot_be_used_are_not_chosen(wrong: dict[str, Any]) -> None:
-    h100 = {"gpu": "h100"}
-    keeps = reservation("r", gpus=2, start=HOUR, end=9999, nodeSelector=h100)
-    there = cluster(node("a", 8, **{"labels": h100, **wrong}), node("z", 2, labels=h100), keeps=[keeps])
-    there.settle()
-    assert chosen(there) == {"z": 2}
-
-
-def test_tainted_nodes_come_last() -> None:
-    there = cluster(
-        node("a", 8, taints=(taint("dedicated"),)),
-        node("b", 4, taints=(taint("nvidia.com/gpu"),)),
-        keeps=[reservation("r", gpus=5, start=HOUR, end=9999)],
-    )
-    there.settle()
-    assert chosen(there) == {"b": 4, "a": 1}
-
-
-def test_the_choice_stays_until_its_node_goes() -> None:
-    there = cluster(node("b", 8), keeps=[reservation("r", gpus=8, start=HOUR, end=9999)])
-    there.settle()
-    there.nodes.append(node("a", 8))
-    assert there.round().reserved is None and chosen(there) == {"b": 8}, "nothing to write down anew"
-    there.nodes[0] = replace(there.nodes[0], ready=False)
-    there.settle()
-    assert chosen(there) == {"b": 8}, "it may come back in time"
-    there.nodes[0] = replace(there.nodes[0], unschedulable=True)
-    there.settle()
-    assert chosen(there) == {"a": 8}
-    there.nodes.pop()
-    there.settle()
-    assert chosen(there) == {}
-
-
-def test_what_cannot_be_had_now_is_kept_where_it_comes_free() -> None:
-    there = cluster(node("a", 8), node("b", 8), keeps=[])
-    there.add(*(named(f"w{i}", 2) for i in range(8)))
-    there.settle()
-    there.reservations.append(reservation("r", gpus=8, gpusPerNode=8, start=HOUR, end=2 * HOUR))
-    there.settle()
-    (place,) = chosen(there)
-    there.add(*(named(f"late{i}", 2) for i in range(8)))
-    for uid in [uid for uid, where in there.running.items() if where == place]:
-        there.runs[uid] = 0.0
-        there.tick(1)
-        there.settle()
-        assert all(where != place for uid, where in there.running.items() if uid.startswith("late")), "it drains"
-    assert chosen(there) == {place: 8}
-
-
-def test_without_its_ledger_it_is_chosen_anew_around_what_runs() -> None:
-    there = cluster(node("a", 8), node("b", 8), keeps=[reservation("r", gpus=8, start=100, end=9999)])
-    there.settle()
-    there.nodes[0] = replace(there.nodes[0], unschedulable=True)
-    there.settle()
-    there.nodes[0] = replace(there.nodes[0], unschedulable=False)
-    there.add(holder("h", 4))
-    later(there, 101)
-    assert there.running == {"h": "b"} and chosen(there) == {"b": 8}
-    there.ledger = Ledger(turns=there.ledger.turns)
-    there.settle()
-    assert chosen(there) == {"b": 8}
-
-
-def test_two_never_get_the_same_gpus_unless_one_after_the_other() -> None:
-    day = reservation("day", gpus=6, start=HOUR, end=2 * HOUR)
-    both = reservation("both", gpus=6, start=HOUR, end=3 * HOUR, created=NOW + 1)
-    night = reservation("night", gpus=6, start=2 * HOUR, end=3 * HOUR, created=NOW + 2)
-    there = cluster(node("a", 8), keeps=[day, both, night])
-    there.settle()
-    assert (chosen(there, "day"), chosen(there, "both"), chosen(there, "night")) == ({"a": 6}, {"a": 2}, {"a": 6})
-
-
-def test_more_nodes_than_a_history_takes_are_not_kept() -> None:
-    there = cluster(*(node(f"n{i}", 1) for i in range(2100)), keeps=[reservation("r", gpus=2100, start=HOUR, end=9999)])
-    assert len((there.round().reserved or {})["uid-r"]) == 2048
 
 
 # --- whom it keeps off ----------------------------------------------------------------------------------------------
@@ -595,111 +466,3 @@ def test_a_reservation_is_not_named_for_gpus_of_another_resource() -> None:
     assert reasons(there)["w"] == (
         "Invalid", f"spec.reservation: reserved are GPUs of {NVIDIA}, and this workload asks for {AMD}",
     )  # fmt: skip
-
-
-# --- beside gangs ---------------------------------------------------------------------------------------------------
-
-
-def test_a_gang_gets_nothing_of_what_is_reserved_and_stops_nobody_for_it() -> None:
-    there = cluster(node("a", 8), node("b", 8), keeps=[reservation("r", gpus=4, start=HOUR, end=2 * HOUR)])
-    there.add(named("low", 4, priority="low", nodeSelector={"kubernetes.io/hostname": "b"}))
-    there.settle()
-    there.now += 200
-    there.add(named("large", 4, replicas=4, priority="high"))
-    there.settle()
-    assert there.running.keys() == {"low"} and not there.stopped
-    there.add(named("fits", 4, replicas=3, priority="high"))
-    there.settle()
-    there.tick(1)
-    there.settle()
-    assert there.running.keys() == {"fits"} and chosen(there) == {"a": 4}
-    assert dict(there.jobs["fits"].places) == {"a": 1, "b": 2}
-
-
-def test_a_gang_takes_its_places_from_its_reservation_when_it_begins_and_from_nothing_else() -> None:
-    """Who borrowed is stopped on all of its nodes; what is free beside is not the gang's."""
-    there = cluster(
-        node("a", 4), node("b", 4), node("c", 8),
-        keeps=[reservation("r", gpus=8, gpusPerNode=4, nodeSelector={"pool": "x"}, start=HOUR, end=2 * HOUR)],
-    )  # fmt: skip
-    there.nodes[:2] = [replace(each, labels={**each.labels, "pool": "x"}) for each in there.nodes[:2]]
-    there.add(*(named(f"lent-{name}", 4, nodeSelector={"kubernetes.io/hostname": name}, **FREE) for name in "ab"))
-    there.settle()
-    there.add(holder("g", 2, replicas=4), holder("large", 4, replicas=3))
-    assert reasons(there)["g"][0] == "WaitingForReservation"
-    later(there, HOUR - 61)
-    assert there.running.keys() == {"lent-a", "lent-b"} and not there.stopped
-    there.tick(1)
-    assert {stop.uid for stop in there.round().preemptions} == {"lent-a", "lent-b"}
-    later(there, HOUR + 1)
-    assert dict(there.jobs["g"].places) == {"a": 2, "b": 2}
-    assert there.jobs["g"].backfill == NOW + 2 * HOUR
-    assert there.running.keys() == {"g"}
-    assert reasons(there)["large"] == (
-        "WaitingForReservation",
-        "needs 3 pods with 4 GPUs each; what is left of the 8 GPUs of GPUReservation r has room for 0 of them, now for "
-        "0; 8 GPUs are kept on nodes a, b",
-    )
-
-
-def test_a_gang_in_its_window_starts_as_a_whole_or_with_as_many_as_it_may() -> None:
-    """Six GPUs are reserved: room for three of four pods, though two more would be free."""
-    nodes = [node("a", 4), node("b", 4)]
-    for least, running in ((4, {}), (2, {"a": 2, "b": 1})):
-        there = cluster(*nodes, keeps=[reservation("r", gpus=6, start=10, end=HOUR)])
-        there.add(holder("g", 2, replicas=4, minReplicas=least))
-        later(there, 20)
-        assert (dict(there.jobs["g"].places) if "g" in there.jobs else {}) == running
-
-
-def test_for_a_gang_only_as_many_are_stopped_as_it_needs_and_then_nobody_stops_it() -> None:
-    there = cluster(node("a", 4), node("b", 4), keeps=[reservation("r", gpus=8, start=10, end=HOUR)])
-    there.add(*(named(f"p{i}", 2, **FREE) for i in range(4)))
-    there.settle()
-    there.add(holder("g", 1, replicas=4, priority="low"))
-    later(there, 20)
-    assert len(there.stopped) == 2 and "g" in there.running
-    there.now += 600
-    there.add(named("high", 4, priority="high"))
-    later(there, 700)
-    assert "g" in there.running and len(there.stopped) == 2
-
-
-def test_a_gang_that_must_be_in_one_domain_finds_it_among_the_nodes_of_its_window() -> None:
-    near = {"level": "rack", "mode": "Required"}
-    nodes = [replace(node(name, 4), labels={"rack": rack}) for name, rack in (("a", "1"), ("b", "2"), ("c", "2"))]
-    there = cluster(*nodes, keeps=[reservation("r", gpus=12, start=10, end=HOUR)])
-    there.add(holder("g", 4, replicas=2, topology=near), holder("late", 4, replicas=2, topology=near))
-    later(there, 20)
-    assert dict(there.jobs["g"].places) == {"b": 1, "c": 1} and there.running.keys() == {"g"}
-    assert "in one rack" in reasons(there)["late"][1]
-
-
-@settings(max_examples=150)
-@given(
-    st.lists(st.integers(1, 8), min_size=1, max_size=4),
-    st.integers(1, 16),
-    st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4), st.booleans()), max_size=5),
-    st.integers(0, 200),
-)
-def test_gangs_in_a_window_are_placed_whole_on_what_is_reserved_and_on_no_more(
-    sizes: list[int], reserved: int, asked: list[tuple[int, int, int, bool]], seconds: int
-) -> None:
-    nodes = [node(f"n{i}", gpus) for i, gpus in enumerate(sizes)]
-    there = cluster(*nodes, keeps=[reservation("r", gpus=min(reserved, sum(sizes)), start=100, end=HOUR)])
-    for number, (gpus, pods, least, lent) in enumerate(asked):
-        spec: dict[str, Any] = {"replicas": pods, "minReplicas": min(pods, least)} if pods > 1 else {}
-        there.add(named(f"l{number}", gpus, age=50, **FREE) if lent else holder(f"h{number}", gpus, **spec))
-    there.settle()
-    later(there, seconds)
-    kept, used = chosen(there), dict[str, int]()
-    for uid, made in there.jobs.items():
-        if not uid.startswith("h") or made.preempted:
-            continue
-        assert there.now >= NOW + 100, "not before its window"
-        spec_of = there.workloads[uid].spec
-        assert spec_of is not None
-        assert pods_in(made.places) >= (spec_of.min_replicas or 1) if made.places else spec_of.replicas == 1
-        for name, count in made.places or ((made.node, 1),):
-            used[name] = used.get(name, 0) + count * made.requests.gpus
-    assert all(gpus <= kept.get(name, 0) for name, gpus in used.items())

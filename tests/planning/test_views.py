@@ -226,8 +226,11 @@ def test_a_stopped_job_is_halted_once_its_controller_counts_no_pod(status: dict[
 )
 def test_a_resumed_job_counts_from_then(mark: str, resumed: bool, created: float) -> None:
     meta = {"uid": "j", "labels": {"gpu.warp.dev/workload-uid": "u"}, "creationTimestamp": "2026-01-01T00:00:00Z"}
-    view = job_view({"metadata": meta | {"annotations": {"gpu.warp.dev/resumed": mark}}}, GPU)
+    marked, stopped = meta | {"annotations": {"gpu.warp.dev/resumed": mark}}, {"type": "Suspended", "status": "True"}
+    view = job_view({"metadata": marked, "status": {"conditions": [stopped]}}, GPU)
     assert view is not None and (view.resumed, view.created) == (resumed, created)
+    never = job_view({"metadata": marked}, GPU)
+    assert never is not None and (never.resumed, never.created) == (False, 1767225600.0), "its controller never had it"
 
 
 @pytest.mark.parametrize(
