@@ -32,11 +32,11 @@ FRESH_WAIT = 2.0
 
 
 class Planner:
-    def __init__(self, cache: ClusterCache, kube: KubeClient) -> None:
+    def __init__(self, cache: ClusterCache, kube: KubeClient, forecasts: Forecasts) -> None:
         self._cache = cache
         self._kube = kube
         self._memory: Memory | None = None
-        self._forecasts = Forecasts()
+        self._forecasts = forecasts
 
     @activity.defn(name=DECIDE)
     async def decide(self, request: DecideRequest) -> DecideResult:

@@ -21,6 +21,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker, WorkerDeploymentConfig
 
 from activities.cache import ClusterCache
+from activities.forecasts import Forecasts
 from activities.messages import KIND, NAME, NAMESPACE, NODE, PHASE
 from activities.placements import Placements
 from activities.planner import Planner
@@ -30,6 +31,7 @@ from activities.sampling import SimulatedSampler, Usages, keep_sampling
 from activities.signatures import TASK_QUEUE
 from activities.workloads import Workloads
 from berth.extensions import load_strategies
+from berth.forecaster import forecast_aside
 from berth.process import ProcessOptions, connect_temporal, ended, run_process, serve_http, watch_trouble
 from berth.version import DEPLOYMENT, build_id
 from controller.outage import ANSWER, TEMPORAL_AWAY, reason
@@ -106,7 +108,7 @@ def build_worker(
     """Unsandboxed: the sandbox doubles the CPU and memory of every fresh workflow. The replay tests run inside it, so
     what it would catch is caught there.
     """
-    planner = Planner(cache, kube)
+    planner = Planner(cache, kube, Forecasts(forecast_aside))
     placements = Placements(cache, kube, temporal, events)
     workloads = Workloads(cache, kube, temporal, events)
     profiles = Profiles(cache, kube, usages)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,6 +17,7 @@ from activities import forecasts
 from activities.cache import StaleCacheError
 from activities.planner import Planner
 from activities.signatures import DecideRequest, DecideResult, Versions
+from crds.settings import Settings
 from planning import placement
 from planning.memory import Memory
 from planning.model import Decision, Ended, Ledger, Snapshot, WorkloadView
@@ -39,14 +41,22 @@ class Cache:
         return self._seen
 
 
-def planner_beside(server: int, seen: Snapshot | None = None) -> Planner:
+async def at_once(seen: Snapshot, settings: Settings) -> forecasts.Forecast:
+    return forecasts.forecast(seen, settings)
+
+
+def planner_beside(
+    server: int,
+    seen: Snapshot | None = None,
+    make: Callable[[Snapshot, Settings], Awaitable[forecasts.Forecast]] = at_once,
+) -> Planner:
     """One whose cache has seen version 5, of a server that is at `server`."""
 
     async def list_(*_: object, **__: object) -> tuple[list[dict[str, Any]], int]:
         return [], server
 
     cache = Cache(seen or replace(snapshot([node("n", 8)], [workload("a")]), jobs_version=5))
-    return Planner(cast(Any, cache), cast(Any, SimpleNamespace(list=list_)))
+    return Planner(cast(Any, cache), cast(Any, SimpleNamespace(list=list_)), forecasts.Forecasts(make))
 
 
 async def decide(server: int, *, ledger: Ledger | None = None, **asked: Versions) -> DecideResult:
@@ -90,7 +100,7 @@ async def test_a_round_tells_when_runs_can_be_learned_also_of_workloads_that_are
     assert result.learn_in == pytest.approx(4, abs=1)
 
 
-async def test_a_forecast_is_made_beside_the_rounds_and_told_by_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_forecast_is_made_beside_the_rounds_and_told_by_a_later_one() -> None:
     told = replace(workload("a", 8), status={"phase": "Scheduling"})
     seen = running((8, 100.0), waiting=(), took=(400.0,) * 5)
     planner = planner_beside(5, replace(seen, workloads=(*seen.workloads, told), jobs_version=5))
@@ -106,12 +116,11 @@ async def test_a_forecast_is_made_beside_the_rounds_and_told_by_a_later_one(monk
     assert second.decision.wake_after != forecasts.SOON, "none is under way"
 
 
-async def test_a_forecast_that_fails_costs_nobody_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
+async def test_a_forecast_that_fails_costs_nobody_a_place() -> None:
+    async def fail(*_: object) -> forecasts.Forecast:
         raise ValueError("a strategy from outside, say")
 
-    monkeypatch.setattr(forecasts, "starts", fail)
-    planner = planner_beside(5, replace(snapshot([node("n", 1)], [workload("a", 2)]), jobs_version=5))
+    planner = planner_beside(5, replace(snapshot([node("n", 1)], [workload("a", 2)]), jobs_version=5), fail)
     for _ in range(2):
         result: DecideResult = await ActivityEnvironment().run(planner.decide, DecideRequest(Ledger(), {}, {}, 10, 7))
         assert result.decision.expected == []

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from temporalio.testing import ActivityEnvironment
 
 from activities import round_metrics
+from activities.forecasts import Forecasts
 from activities.planner import Planner
 from activities.signatures import DecideRequest
 from berth.telemetry import meter_provider
@@ -43,7 +44,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[Read]:
 
 
 async def round_(seen: Snapshot, limit: int = 10) -> None:
-    planner = Planner(cast(Any, Cache(seen)), cast(Any, SimpleNamespace()))
+    planner = Planner(cast(Any, Cache(seen)), cast(Any, SimpleNamespace()), Forecasts(cast(Any, None)))
     await ActivityEnvironment().run(planner.decide, DecideRequest(Ledger(), {}, {}, limit, 7))
 
 
