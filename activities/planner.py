@@ -29,6 +29,10 @@ _seconds = _meter.create_histogram("berth_decision_duration", unit="s", descript
 # A promise that was dropped binds the planner: without having seen its Job it would promise the same GPUs again.
 BINDING_WAIT = 10.0
 FRESH_WAIT = 2.0
+# How many times longer than a round was planned the next one waits for company, and at most. With thousands in the
+# queue whoever comes would else have them all looked at again; with a few it is nothing.
+REST = 2.0
+LONGEST_REST = 1.0
 
 
 class Planner:
@@ -37,10 +41,12 @@ class Planner:
         self._kube = kube
         self._memory: Memory | None = None
         self._forecasts = forecasts
+        self._rested = 0.0  # when the next round may be planned, by the monotonic clock
 
     @activity.defn(name=DECIDE)
     async def decide(self, request: DecideRequest) -> DecideResult:
         """Raises StaleCacheError while this worker has not seen what earlier decisions were based on."""
+        await asyncio.sleep(self._rested - time.monotonic())
         missing = await self._cache.reach(request.at_least, BINDING_WAIT)
         restored = await restored_to(self._kube, missing)
         if missing and restored is None:
@@ -85,6 +91,7 @@ class Planner:
         )
         ended = [*snapshot.workloads, *self._cache.departed.values()]
         learn_in = await asyncio.to_thread(next_due, ended, jobs, by_key(snapshot.profiles), snapshot.now)
+        self._rested = time.monotonic() + min(LONGEST_REST, REST * (time.perf_counter() - began))
         versions = _binding(decision, snapshot, ledger)
         return DecideResult(
             decision,

@@ -130,14 +130,13 @@ class WorkloadView:
     status: Mapping[str, Any] = field(default_factory=dict)
     ended: Ended | None = None
 
-    @property
-    def phase(self) -> str:
-        return str(self.status.get("phase", ""))
+    # Known from its status once: a round asks every workload for them many times.
+    phase: str = field(init=False, compare=False, repr=False)
+    finished: bool = field(init=False, compare=False, repr=False)
 
-    @property
-    def finished(self) -> bool:
-        """True for a tombstone: a terminal phase, after which nothing happens to this workload."""
-        return self.phase in TOMBSTONES
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "phase", str(self.status.get("phase", "")))
+        object.__setattr__(self, "finished", self.phase in TOMBSTONES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,8 +177,9 @@ def _queue(
         found = _examine(view, turn, ledger, settings, snapshot, memory, reservations)
         if isinstance(found, Wish):
             if not others and (view.namespace, view.uid) not in mine.pods:
-                resumes = Stopped(stopped.name, stopped.uid, stopped.resource_version) if stopped is not None else None
-                queue.append(replace(found, resumes=resumes))
+                if stopped is not None:
+                    found = replace(found, resumes=Stopped(stopped.name, stopped.uid, stopped.resource_version))
+                queue.append(found)
                 continue
             told.reasons[WAITING_FOR_PODS] += 1
             left_over = len(others) + len(mine.pods.get((view.namespace, view.uid), ()))

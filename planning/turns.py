@@ -303,11 +303,10 @@ class Turns:
         # What comes free would be kept for the one before it.
         if attainable and not (behind and is_firm) and self._cleared(wish, head=not behind):
             return
-        why = self.books.explain(view.namespace, need, firm=is_firm)
         if attainable:
             self.first.setdefault(tenant, wish)
             self.borrowers.setdefault(topmost(account).name, tenant)
-        self.told.waits(view, WAITING_FOR_QUOTA, lambda: why)
+        self.told.waits(view, WAITING_FOR_QUOTA, lambda: self.books.explain(view.namespace, need, firm=is_firm))
 
     def _lacks_room(self, wish: Wish) -> None:
         head = not self.floor.competes(wish.shape)

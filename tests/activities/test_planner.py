@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -160,3 +161,17 @@ async def test_rounds_share_a_memory_unless_they_overlap(monkeypatch: pytest.Mon
     together = threading.Barrier(1)
     await round_()
     assert used[4] in used[2:4]
+
+
+async def test_after_a_round_that_took_long_others_wait_for_company(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(*args: Any, **options: Any) -> Decision:
+        time.sleep(0.1)
+        return placement.decide(*args, **options)
+
+    monkeypatch.setattr(activities.planner, "decide", slow)
+    planner, request = planner_beside(5), DecideRequest(Ledger(), {}, {}, 10, 7)
+    began = time.monotonic()
+    await ActivityEnvironment().run(planner.decide, request)
+    assert time.monotonic() - began < 0.2, "the first waits for nobody"
+    await ActivityEnvironment().run(planner.decide, request)
+    assert time.monotonic() - began >= 0.2 + activities.planner.REST * 0.1

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from activities.forecasts import forecast
-from berth import forecaster
 from berth.forecaster import ForecastError, forecast_aside
 from planning.model import Snapshot
 from tests.planning.builders import NOW, SETTINGS, node, quota, reservation, workload
@@ -43,7 +43,7 @@ async def test_whoever_no_longer_waits_ends_it(monkeypatch: pytest.MonkeyPatch, 
     program = tmp_path / "python"
     program.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 600\n")
     program.chmod(0o755)
-    monkeypatch.setattr(forecaster.sys, "executable", str(program))
+    monkeypatch.setattr(sys, "executable", str(program))
     asked = asyncio.create_task(forecast_aside(seen(), SETTINGS))
     async with asyncio.timeout(20):
         while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text().strip():
