@@ -63,7 +63,7 @@ class Store:
         """Removes what a crash left half-made, and caches that lost their description; how much that was."""
         left = list(self._staging.iterdir())
         for folder in left:
-            shutil.rmtree(folder)
+            _remove(folder)
         broken = [folder for folder in self._caches.iterdir() if self._read(folder) is None]
         known = {folder.name for folder in self._caches.iterdir()} - {folder.name for folder in broken}
         orphans = [folder for folder in self._relocations.iterdir() if folder.name not in known]
@@ -87,10 +87,12 @@ class Store:
     @contextmanager
     def staged(self) -> Iterator[Path]:
         """An empty folder into which a cache's content is extracted; whatever is still there at the end is removed."""
-        folder = self._new_staging()
+        with _full_disk():
+            folder = self._new_staging()
         content = folder / "content"
-        content.mkdir(mode=0o755)
         try:
+            with _full_disk():
+                content.mkdir(mode=0o755)
             yield content
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -155,7 +157,8 @@ class Store:
         place = self._relocations / _name(digest) / hashlib.sha256(mount_path.encode()).hexdigest()[:32]
         if place.exists():
             return place
-        folder = self._new_staging()
+        with _full_disk():
+            folder = self._new_staging()
         try:
             with _full_disk():
                 layer = folder / "layer"
@@ -172,20 +175,21 @@ class Store:
         return place
 
     def _new_staging(self) -> Path:
-        while True:
-            folder = self._staging / str(next(self._numbers))
-            try:
-                folder.mkdir(mode=0o755)
-            except FileExistsError:
-                continue
-            return folder
+        folder = self._free_name()
+        folder.mkdir(mode=0o755)
+        return folder
+
+    def _free_name(self) -> Path:
+        return next(
+            place for number in self._numbers if not (place := self._staging / str(number)).exists()
+        )
 
     def _discard(self, folder: Path) -> None:
-        """Away in one step, then piece by piece."""
-        gone = self._new_staging()
-        folder.rename(gone / "removed")
+        """Away in one step, then piece by piece; nothing is made for it, as the disk may be full."""
+        gone = self._free_name()
+        folder.rename(gone)
         _sync(folder.parent)
-        shutil.rmtree(gone)
+        _remove(gone)
 
     def _read(self, folder: Path) -> Cached | None:
         try:
@@ -209,6 +213,13 @@ def du(folder: Path) -> int:
         total += os.stat(path).st_blocks * 512
         total += sum(os.stat(name, dir_fd=opened, follow_symlinks=False).st_blocks * 512 for name in names)
     return total
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def _name(digest: str) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from planning.caches.compatibility import Target, target_of
-from planning.caches.limits import SUMMARY_BYTES
+from planning.caches.limits import PATH_BYTES, SUMMARY_BYTES
 
 Kind = Literal["triton", "vllm"]
 KINDS: tuple[Kind, ...] = ("triton", "vllm")
@@ -157,7 +157,7 @@ def _all_text(values: Iterable[object]) -> bool:
 
 
 def _path(labels: Mapping[str, object], problems: list[str]) -> str | None:
-    raw = _text(labels, CAPTURE_PATH, 4096, problems)
+    raw = _text(labels, CAPTURE_PATH, PATH_BYTES, problems)
     if raw is None:
         return None
     parts = raw.split("/")

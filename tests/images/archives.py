@@ -38,4 +38,4 @@ def long_name(name: bytes) -> bytes:
 
 def layer(*members: bytes, end: bytes = END) -> bytes:
     """A gzipped archive."""
-    return gzip.compress(b"".join(members) + end, 1, mtime=0)
+    return gzip.compress(b"".join(members) + end, 6, mtime=0)
