@@ -19,7 +19,7 @@ from pathlib import Path
 from platform import machine
 
 from images import layout, triton, vllm
-from images.folder import Folder, descriptor, move_into, platform
+from images.folder import Folder, descriptor, move_into
 from images.layout import Blob
 from images.refused import Refused, shown
 from images.tree import File, files
@@ -180,7 +180,7 @@ def build(contents: Contents, out: Path, *, tag: str | None, index: bool) -> Bui
         return Built(image.blob, (image,), contents)
     images = tuple(_image(folder, contents, (each,)) for each in contents.targets)
     entries = [
-        {**descriptor(each.blob, {labels.TARGET: target_json(each.targets[0])}), "platform": platform(machine())}
+        {**descriptor(each.blob, {labels.TARGET: target_json(each.targets[0])}), "platform": layout.platform(machine())}
         for each in images
     ]
     top = folder.add_json({"schemaVersion": 2, "mediaType": layout.INDEX, "manifests": entries}, layout.INDEX)
@@ -207,7 +207,7 @@ def _image(folder: Folder, contents: Contents, targets: tuple[Target, ...]) -> I
     told = json.dumps({contents.kind: listed}, indent=1).encode()
     layer, diff_id = _layer(folder, contents.kind, chosen, told)
     config = {
-        **platform(machine()),
+        **layout.platform(machine()),
         "created": EPOCH,
         "config": {"Labels": _labels(contents, targets, entries, size)},
         "rootfs": {"type": "layers", "diff_ids": [diff_id]},

@@ -112,12 +112,6 @@ def descriptor(blob: Blob, annotations: Mapping[str, str] | None = None) -> dict
     return {**told, **({"annotations": dict(annotations)} if annotations else {})}
 
 
-def platform(machine: str) -> Mapping[str, str]:
-    """The builder's, as images name it: what is compiled for the CPU in a cache (launchers) needs it."""
-    names = {"x86_64": "amd64", "aarch64": "arm64"}
-    return {"os": "linux", "architecture": names.get(machine, machine)}
-
-
 def move_into(folder: Folder, file: Path, digest: str) -> None:
     """Makes a finished file a blob of the folder."""
     os.replace(file, folder.blob(digest))

@@ -7,6 +7,7 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from platform import machine
 
 from images import layout
 from images.extraction import Extracted, extract
@@ -35,17 +36,17 @@ async def inspect(path: Path) -> tuple[Inspected, ...]:
     body = folder.read(top.digest, limits.MANIFEST_BYTES, "manifest")
     if not layout.is_index(body):
         return (await _image(folder, top.digest, body, None),)
-    variants = layout.read_index(body)
-    if not variants:
-        raise Refused("Unsupported", f"The index in {path} names no image with the GPU that it is for.")
-    return tuple(
-        [
-            await _image(
-                folder, each.digest, folder.read(each.digest, limits.MANIFEST_BYTES, "manifest"), each.target
-            )
-            for each in variants
-        ]
-    )
+    listed: list[tuple[str, Target | None]] = [(each.digest, each.target) for each in layout.read_index(body)]
+    if not listed:
+        plain = layout.image_for(body, machine())
+        if plain is None:
+            raise Refused("Unsupported", f"The index in {path} names neither a GPU nor an image for {machine()}.")
+        listed = [(plain.digest, None)]
+    found = []
+    for digest, target in listed:
+        manifest = folder.read(digest, limits.MANIFEST_BYTES, "manifest")
+        found.append(await _image(folder, digest, manifest, target))
+    return tuple(found)
 
 
 async def _image(folder: Folder, digest: str, body: bytes, target: Target | None) -> Inspected:

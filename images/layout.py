@@ -148,6 +148,24 @@ def read_index(body: bytes) -> tuple[Variant, ...]:
     return tuple(found)
 
 
+def platform(machine: str) -> Mapping[str, str]:
+    """A builder's or a node's platform as images name it: what a cache holds for the CPU (launchers) is for that one."""
+    return {"os": "linux", "architecture": {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine)}
+
+
+def image_for(body: bytes, machine: str) -> Blob | None:
+    """The first image for a node's CPU in an index that names no GPUs, as builders make them that attest their work."""
+    wanted = platform(machine)
+    listed = _object(body, limits.MANIFEST_BYTES, "the index").get("manifests")
+    for number, raw in enumerate(listed if isinstance(listed, list) else ()):
+        told = raw.get("platform") if isinstance(raw, Mapping) else None
+        if isinstance(told, Mapping) and all(told.get(name) == value for name, value in wanted.items()):
+            blob = _blob(raw, f"entry {number} of the index")
+            if blob.media_type in MANIFESTS:
+                return blob
+    return None
+
+
 def _object(body: bytes, most: int, what: str) -> Mapping[str, object]:
     try:
         raw = parse_json(body, most)

@@ -71,7 +71,8 @@ def predict(packed: Packed, runtime: Runtime, mount_path: str | None, seen: Seen
     if packed.kind == "vllm":
         told = "Triton, ptxas and environment match; vLLM compares its own configuration and code, which no label tells."
         return Prediction(None, "FrameworkDecides", told)
-    return Prediction(True, "RuntimeMatches", " ".join(each.message for each in parts if each.message))
+    told = " ".join(each.message for each in parts if each.message)
+    return Prediction(True, "RuntimeMatches", told or "All that the image tells of its making is what the pods bring.")
 
 
 def _reported(seen: Seen) -> Prediction:
@@ -96,14 +97,14 @@ def _triton(packed: Packed, runtime: Runtime) -> _Compared:
         same = given == build_key_digest(key)
         return _Compared(same, "TritonDiffers", "" if same else "The kernels are of another build of Triton.")
     if key is not None and given == key:
-        return _Compared(True, "TritonDiffers", "")
+        return _Compared(True, "RuntimeMatches", "")
     known = version if version is not None else _leading_version(key or "")
     if known is None:
         return _Compared(None, "ImageDoesNotSay", "The image tells a build key of Triton in which no version stands.")
     if known != given:
         told = f"The kernels were compiled by Triton {known}, the pods have {given}."
         return _Compared(False, "TritonDiffers", told)
-    return _Compared(True, "TritonDiffers", f"Triton {given} on both sides (its version, not its build).")
+    return _Compared(True, "RuntimeMatches", f"Triton {given} on both sides (its version, not its build).")
 
 
 def build_key_digest(key: str) -> str:
@@ -131,7 +132,7 @@ def _ptxas(packed: Packed, runtime: Runtime) -> list[_Compared]:
     if ours != theirs:
         told = f"The kernels were assembled by ptxas {ours}, the pods have {theirs}."
         return [_Compared(False, "PtxasDiffers", told)]
-    return [_Compared(True, "PtxasDiffers", "")]
+    return [_Compared(True, "RuntimeMatches", "")]
 
 
 def ptxas_version(text: str) -> str | None:
@@ -148,7 +149,7 @@ def _environment(packed: Packed, runtime: Runtime) -> _Compared:
         return _Compared(None, "ImageDoesNotSay", "The image does not say which variables were set for the compiler.")
     ours, theirs = _as_in_key(packed.environment), _as_in_key(runtime.environment)
     if ours == theirs:
-        return _Compared(True, "EnvironmentDiffers", "")
+        return _Compared(True, "RuntimeMatches", "")
     name = min(each for each in ours.keys() | theirs.keys() if ours.get(each) != theirs.get(each))
     told = f"{name} was {_shown(ours.get(name))} when the kernels were compiled and is {_shown(theirs.get(name))} now."
     return _Compared(False, "EnvironmentDiffers", told)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from images import layout
-from images.layout import is_index, read_image, read_index, read_manifest
+from images.layout import image_for, is_index, read_image, read_index, read_manifest
 from images.refused import Refused
 from planning.caches import labels, limits
 from planning.caches.compatibility import Target
@@ -123,6 +123,15 @@ def test_an_index_has_an_image_for_each_gpu_and_other_things() -> None:
     assert not is_index(manifest(blob()))
 
 
+def test_an_index_of_somebody_elses_builder_has_an_image_for_the_cpu() -> None:
+    attestation = {**blob(layout.MANIFEST), "platform": {"os": "unknown", "architecture": "unknown"}}
+    image = {**blob(layout.MANIFEST, 7), "platform": {"os": "linux", "architecture": "amd64"}}
+    body = index(None, attestation, image)
+    found = image_for(body, "x86_64")
+    assert read_index(body) == () and found is not None and found.size == 7
+    assert image_for(body, "aarch64") is None and image_for(b"{}", "x86_64") is None
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [
@@ -152,6 +161,7 @@ values: st.SearchStrategy[Any] = st.recursive(
 def test_no_answer_of_a_registry_is_too_odd(first: Any, second: Any) -> None:
     try:
         read_index(json.dumps(first).encode())
+        image_for(json.dumps(first).encode(), "x86_64")
     except Refused:
         pass
     try:
