@@ -41,7 +41,11 @@ def triton_cache(folder: Path, kernels: int, draw: random.Random) -> None:
         hash_ = hashlib.sha256(b"%d" % number).hexdigest()
         place = folder / folder_name(hash_)
         place.mkdir(parents=True)
-        metadata = {"hash": hash_, "target": {"backend": "cuda", "arch": 90, "warp_size": 32}, "triton_version": "3.9.0"}
+        metadata = {
+            "hash": hash_,
+            "target": {"backend": "cuda", "arch": 90, "warp_size": 32},
+            "triton_version": "3.9.0",
+        }
         files = {
             "k.json": json.dumps(metadata).encode(),
             "k.source": text(draw, 8_000),

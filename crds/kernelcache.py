@@ -111,7 +111,8 @@ class Runtime(CRDModel):
     """What the pods will bring along; it decides whether they find the kernels, and is compared, never enforced."""
 
     triton: Annotated[StrictStr, Field(min_length=1, max_length=128)] | None = Field(
-        default=None, description="Version of Triton, such as 3.9.0, or sha256:… of its build key, as `berth cache inspect` shows it."
+        default=None,
+        description="Version of Triton, such as 3.9.0, or sha256:… of its build key (`berth cache inspect` shows it).",
     )
     ptxas: Annotated[StrictStr, Field(min_length=1, max_length=256)] | None = Field(
         default=None, description="What ptxas --version says, or the version in it, such as 12.9.86."

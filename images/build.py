@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from platform import machine
+from typing import IO
 
 from images import layout, triton, vllm
 from images.folder import Folder, descriptor, move_into
@@ -272,7 +273,7 @@ def _for_kserve(contents: Contents) -> dict[str, str]:
 class _Counted(io.RawIOBase):
     """Passes bytes on and hashes them."""
 
-    def __init__(self, below: io.BufferedIOBase | gzip.GzipFile) -> None:
+    def __init__(self, below: IO[bytes] | gzip.GzipFile) -> None:
         self.below = below
         self.hash = hashlib.sha256()
         self.size = 0
@@ -332,4 +333,6 @@ def _pack(tar: tarfile.TarFile, kind: Kind, chosen: Sequence[File], manifest: by
                 try:
                     tar.addfile(info, opened)
                 except OSError as error:
-                    raise Refused("Inconsistent", f"{shown(content.path)} changed while it was packed: {error}.") from None
+                    raise Refused(
+                        "Inconsistent", f"{shown(content.path)} changed while it was packed: {error}."
+                    ) from None

@@ -91,7 +91,7 @@ async def extract(layers: Sequence[Path], kind: Kind, into: Path, bounds: Bounds
         if child.returncode is None:
             child.kill()
             await child.wait()
-    return _believed(answer, child.returncode, words)
+    return _believed(answer, await child.wait(), words)
 
 
 def _opened(stack: contextlib.ExitStack, path: Path, flags: int) -> int:
@@ -102,7 +102,8 @@ def _opened(stack: contextlib.ExitStack, path: Path, flags: int) -> int:
 
 async def _conversation(child: asyncio.subprocess.Process, request: bytes) -> tuple[bytes, bytes]:
     """The child's answer and its last words, bounded; it is over when the child has ended."""
-    assert child.stdin and child.stdout and child.stderr
+    if child.stdin is None or child.stdout is None or child.stderr is None:
+        raise ValueError("the child was started without pipes")
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         child.stdin.write(request)
         await child.stdin.drain()

@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from isal import igzip, isal_zlib
 
@@ -36,6 +36,13 @@ CHUNK = 512 * 1024
 FOLDERS_OPEN = 32
 _SET_PDEATHSIG, _SET_NO_NEW_PRIVS = 1, 38  # of prctl(2)
 _LIBC = ctypes.CDLL(None, use_errno=True)
+# The stub of isal calls its error an instance.
+_BROKEN: tuple[type[Exception], ...] = (
+    gzip.BadGzipFile,
+    EOFError,
+    zlib.error,
+    cast("type[Exception]", isal_zlib.error),
+)
 
 
 class Extraction:
@@ -62,18 +69,18 @@ class Extraction:
                     self._write(path, reader.content())
                 else:
                     raise Refused("Unsafe", f"{shown(entry.name)} is a {entry.type}; a cache has only plain files.")
-        except (gzip.BadGzipFile, EOFError, zlib.error, isal_zlib.IsalError) as broken:
+        except _BROKEN as broken:
             raise Refused("Malformed", f"A layer is no whole gzip file: {broken}.") from None
 
     def _unpacked(self, file: BinaryIO) -> Callable[[], bytes]:
         """Reads the layer's archive, and watches how much comes out of how little."""
-        source = igzip.open(file, "rb")
+        source: BinaryIO = igzip.open(file, "rb")  # type: ignore[no-untyped-call]
         free, ratio, most = self.bounds["ratio_free_bytes"], self.bounds["ratio"], self.bounds["archive_bytes"]
         out = 0
 
         def read() -> bytes:
             nonlocal out
-            piece: bytes = source.read(CHUNK)
+            piece = source.read(CHUNK)
             out += len(piece)
             if out > free and out > ratio * file.tell():
                 raise Refused("TooLarge", f"A layer unpacks to more than {ratio} times its size: it is a bomb.")
@@ -88,7 +95,9 @@ class Extraction:
         self.bytes += size
         self._bounded(self.members)
         if size > self.bounds["file_bytes"]:
-            raise Refused("TooLarge", f"The image has a file of {size:,} bytes; {self.bounds['file_bytes']:,} are most.")
+            raise Refused(
+                "TooLarge", f"The image has a file of {size:,} bytes; {self.bounds['file_bytes']:,} are most."
+            )
         if self.bytes > self.bounds["extracted_bytes"]:
             raise Refused("TooLarge", f"The image has more than {self.bounds['extracted_bytes']:,} bytes of files.")
 

@@ -149,7 +149,7 @@ def read_index(body: bytes) -> tuple[Variant, ...]:
 
 
 def platform(machine: str) -> Mapping[str, str]:
-    """A builder's or a node's platform as images name it: what a cache holds for the CPU (launchers) is for that one."""
+    """A builder's or a node's platform as images name it: a cache holds things for the CPU, too (launchers)."""
     return {"os": "linux", "architecture": {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine)}
 
 

@@ -141,9 +141,7 @@ def _kernel(cache: TritonCache, file: File, content: Mapping[str, object], withi
         cache.warnings.append(f"{shown(file.path)} does not name a GPU that berth knows.")
     version = content.get("triton_version")
     told = isinstance(version, str) and 0 < len(version) <= 128
-    variables = {
-        name: value for name, value in content.items() if _VARIABLE.fullmatch(name) and isinstance(value, str)
-    }
+    variables = {name: value for name, value in content.items() if _VARIABLE.fullmatch(name) and isinstance(value, str)}
     cache.kernels.append(
         Kernel(
             name=file.name.removesuffix(".json"),

@@ -169,30 +169,27 @@ def capture_paths(found: Iterable[File]) -> dict[str, str]:
 
 def manifest(parts: Sequence[Part], kernels: Sequence[Kernel]) -> list[dict[str, object]]:
     """The list below `vllm` in manifest.json."""
-    by_hash: dict[tuple[str, Format], dict[str, object]] = {}
+    rows: dict[tuple[str, Format], list[dict[str, object]]] = {}
     for part in parts:
-        listed = by_hash.setdefault(
-            (part.hash, part.format), {"vllmHash": part.hash, "cacheFormat": part.format, part.format: []}
-        )
-        rows = listed[part.format]
-        assert isinstance(rows, list)
+        listed = rows.setdefault((part.hash, part.format), [])
         if part.format == "triton":
             inside = f"/{part.hash}/{part.rank}/"
-            rows += [entry(each) for each in kernels if inside in f"/{each.folder}"]
+            listed += [entry(each) for each in kernels if inside in f"/{each.folder}"]
         elif part.format == "aot_compile":
             size = part.artifacts["model"]
-            rows.append({"hash": part.hash, "rank": part.rank, "model_file": "model", "file_size": size})
+            listed.append({"hash": part.hash, "rank": part.rank, "model_file": "model", "file_size": size})
         else:
-            rows.append(
+            hashes = {name: str(part.factors.get(name, "")) for name in ("code_hash", "config_hash", "compiler_hash")}
+            listed.append(
                 {
                     "rank": part.rank,
                     "prefix": part.prefix,
                     "artifact_count": len(part.artifacts),
                     "artifact_names": sorted(part.artifacts),
-                    **{name: str(part.factors.get(name, "")) for name in ("code_hash", "config_hash", "compiler_hash")},
+                    **hashes,
                     "cache_save_format": part.save_format,
                     "target_device": part.device,
                     "env": dict(part.environment),
                 }
             )
-    return list(by_hash.values())
+    return [{"vllmHash": hash_, "cacheFormat": form, form: listed} for (hash_, form), listed in rows.items()]

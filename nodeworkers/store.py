@@ -180,9 +180,7 @@ class Store:
         return folder
 
     def _free_name(self) -> Path:
-        return next(
-            place for number in self._numbers if not (place := self._staging / str(number)).exists()
-        )
+        return next(place for number in self._numbers if not (place := self._staging / str(number)).exists())
 
     def _discard(self, folder: Path) -> None:
         """Away in one step, then piece by piece; nothing is made for it, as the disk may be full."""

@@ -97,9 +97,7 @@ def show_inspected(found: Sequence[Inspected], console: Console) -> None:
             sizes = f"{_size(extracted.bytes)} in {extracted.files:,} files, {sizes} compressed"
             table.add_row("kernels", f"{extracted.kernels:,}")
         table.add_row("size", sizes)
-        _depends(
-            table, packed.triton_version, packed.triton_key, packed.ptxas, packed.environment, packed.capture_path
-        )
+        _depends(table, packed.triton_version, packed.triton_key, packed.ptxas, packed.environment, packed.capture_path)
         console.print(table)
         _warn(each.warnings, console)
         if each.refused:
@@ -118,7 +116,9 @@ def _depends(
     build = f", build key {build_key_digest(key)}" if key is not None else ""
     table.add_row("triton", escape(f"{version or 'not said'}{build}"))
     table.add_row("ptxas", escape((ptxas or "not said").strip().replace("\n", " ")))
-    told = "not said" if environment is None else " ".join(f"{name}={environment[name]}" for name in sorted(environment))
+    told = (
+        "not said" if environment is None else " ".join(f"{name}={environment[name]}" for name in sorted(environment))
+    )
     table.add_row("environment", escape(told or "none set"))
     table.add_row("compiled at", escape(path or "not said"))
 

@@ -45,7 +45,9 @@ def build(
     out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="A new OCI layout folder.")],
     tag: Annotated[str | None, typer.Option(metavar="NAME", help="Its name within the folder, such as v1.")] = None,
     index: Annotated[bool, typer.Option("--index", help="One image for each GPU, and an index of them.")] = False,
-    kind: Annotated[str | None, typer.Option(metavar="KIND", help="triton or vllm; left out: as it lies there.")] = None,
+    kind: Annotated[
+        str | None, typer.Option(metavar="KIND", help="triton or vllm; left out: as it lies there.")
+    ] = None,
     target: Annotated[
         list[str] | None,
         typer.Option(metavar="GPU", help="Such as cuda:90:32 or hip:gfx942:64, where the cache does not tell it."),
@@ -57,7 +59,7 @@ def build(
         str | None, typer.Option(metavar="VERSION", help="Of Triton, where the cache does not tell it.")
     ] = None,
     ptxas_version: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="What ptxas --version said, where the cache does not tell it.")
+        str | None, typer.Option(metavar="TEXT", help="As ptxas --version said it, where the cache does not.")
     ] = None,
     env: Annotated[
         list[str] | None,
@@ -94,7 +96,7 @@ def inspect(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="An OCI layout folder.")],
     json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
 ) -> None:
-    """What cache images say, what really lies in them, and what differs. Ends with code 1 if a node would refuse one."""
+    """What cache images say, what really lies in them, and what differs. Code 1 if a node would refuse one."""
     from rich.console import Console
 
     from berth.cache.report import inspected_as_json, show_inspected

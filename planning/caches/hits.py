@@ -69,7 +69,9 @@ def predict(packed: Packed, runtime: Runtime, mount_path: str | None, seen: Seen
     if unknown is not None:
         return Prediction(None, unknown.reason, unknown.message)
     if packed.kind == "vllm":
-        told = "Triton, ptxas and environment match; vLLM compares its own configuration and code, which no label tells."
+        told = (
+            "Triton, ptxas and environment match; vLLM compares its own configuration and code, which no label tells."
+        )
         return Prediction(None, "FrameworkDecides", told)
     told = " ".join(each.message for each in parts if each.message)
     return Prediction(True, "RuntimeMatches", told or "All that the image tells of its making is what the pods bring.")

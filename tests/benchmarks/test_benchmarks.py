@@ -234,7 +234,9 @@ def test_both_extract_the_same_layer(tmp_path: Path) -> None:
     assert sorted(each.name for each in tmp_path.iterdir()) == ["cache", "image"]
 
 
-@pytest.mark.parametrize("name", ["admission", "extraction", "kueue", "placement", "predictions", "sharding", "strategies"])
+@pytest.mark.parametrize(
+    "name", ["admission", "extraction", "kueue", "placement", "predictions", "sharding", "strategies"]
+)
 def test_every_benchmark_tells_its_options(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [name, "--help"])
     for module in [each for each in sys.modules if each.startswith(f"benchmarks.{name}")]:

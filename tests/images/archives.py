@@ -8,7 +8,13 @@ END = bytes(1024)
 
 
 def member(
-    name: bytes, content: bytes = b"", type_: bytes = b"0", *, mode: int = 0o644, link: bytes = b"", size: int | None = None
+    name: bytes,
+    content: bytes = b"",
+    type_: bytes = b"0",
+    *,
+    mode: int = 0o644,
+    link: bytes = b"",
+    size: int | None = None,
 ) -> bytes:
     """A header with a right checksum, and its content."""
     told = len(content) if size is None else size
@@ -39,3 +45,8 @@ def long_name(name: bytes) -> bytes:
 def layer(*members: bytes, end: bytes = END) -> bytes:
     """A gzipped archive."""
     return gzip.compress(b"".join(members) + end, 6, mtime=0)
+
+
+def short(value: object) -> str:
+    """An argument of a test as part of its name; hostile ones have megabytes."""
+    return repr(value)[:40]

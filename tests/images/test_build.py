@@ -15,7 +15,7 @@ from images import layout
 from images.build import Said, build, read
 from images.folder import REF_NAME, Folder
 from images.refused import Refused
-from planning.caches import labels, limits
+from planning.caches import limits
 from planning.caches.compatibility import Target, Variant
 from planning.caches.hits import predict
 from tests.images import caches

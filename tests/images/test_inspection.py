@@ -98,6 +98,11 @@ def test_blobs_that_are_not_what_they_are_called(tmp_path: Path) -> None:
         looked(tmp_path / "image")
 
 
+def pointing(digest: str) -> bytes:
+    """An index.json."""
+    return json.dumps({"manifests": [{"mediaType": layout.MANIFEST, "digest": digest, "size": 1}]}).encode()
+
+
 @pytest.mark.parametrize(
     ("index", "words"),
     [
@@ -106,11 +111,8 @@ def test_blobs_that_are_not_what_they_are_called(tmp_path: Path) -> None:
         (b"[]", "exactly one image"),
         (b'{"manifests":[]}', "exactly one image"),
         (b'{"manifests":[{"mediaType":"x","digest":"sha256:0","size":1}]}', "neither an image nor an index"),
-        (json.dumps({"manifests": [{"mediaType": layout.MANIFEST, "digest": "../x", "size": 1}]}).encode(), "no digest"),
-        (
-            json.dumps({"manifests": [{"mediaType": layout.MANIFEST, "digest": "sha256:" + "0" * 64, "size": 1}]}).encode(),
-            "lacks manifest",
-        ),
+        (pointing("../x"), "no digest"),
+        (pointing("sha256:" + "0" * 64), "lacks manifest"),
     ],
 )  # fmt: skip
 def test_folders_that_are_no_images(tmp_path: Path, index: bytes | None, words: str) -> None:

@@ -14,6 +14,7 @@ from images.layout import image_for, is_index, read_image, read_index, read_mani
 from images.refused import Refused
 from planning.caches import labels, limits
 from planning.caches.compatibility import Target
+from tests.images.archives import short
 
 DIGEST = "sha256:" + "a" * 64
 OCI = layout.LAYER
@@ -81,10 +82,11 @@ def test_the_older_layout_has_one_layer_and_agrees_with_its_labels() -> None:
         (manifest(blob(size=True)), "Malformed", "Layer 0 has no size"),
         (manifest(blob(digest="sha256:../../x")), "Malformed", "no mediaType and digest"),
         (manifest(blob(digest="md5:" + "a" * 32)), "Malformed", "no mediaType and digest"),
-        (manifest(blob("application/vnd.oci.image.layer.v1.tar+zstd")), "Unsupported", "tar+zstd"),
+        (manifest(blob("application/vnd.oci.image.layer.v1.tar+zstd")), "Unsupported", r"tar\+zstd"),
         (manifest(blob(), config=blob(layout.CONFIG, 2**30)), "TooLarge", "The config has"),
         (manifest("layer"), "Malformed", "Layer 0 has no mediaType"),
     ],
+    ids=short,
 )
 def test_manifests_that_are_refused(body: bytes, reason: str, words: str) -> None:
     with pytest.raises(Refused, match=words) as caught:
@@ -101,6 +103,7 @@ def test_manifests_that_are_refused(body: bytes, reason: str, words: str) -> Non
         (b'{"config":{"Labels":[]}}', "Labels are no object of texts"),
         (b'{"config":{"Labels":{"a":1}}}', "Labels are no object of texts"),
     ],
+    ids=short,
 )
 def test_configs_that_are_refused(body: bytes, words: str) -> None:
     with pytest.raises(Refused, match=words):
@@ -142,6 +145,7 @@ def test_an_index_of_somebody_elses_builder_has_an_image_for_the_cpu() -> None:
         (index(entry({}, media_type=layout.INDEX)), "is of media type"),
         (b'{"manifests":5}', "no list of manifests"),
     ],
+    ids=short,
 )
 def test_indexes_that_are_refused(body: bytes, words: str) -> None:
     with pytest.raises(Refused, match=words):
@@ -149,7 +153,7 @@ def test_indexes_that_are_refused(body: bytes, words: str) -> None:
 
 
 values: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=10) | st.sampled_from([DIGEST, OCI, layout.CONFIG, SUMMARY]),
+    st.none() | st.integers() | st.text(max_size=10) | st.sampled_from([True, DIGEST, OCI, layout.CONFIG, SUMMARY]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
         st.sampled_from(["manifests", "layers", "config", "mediaType", "digest", "size", "annotations", "Labels",
                          labels.TARGET, labels.summary("triton")]), inner),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from images.refused import Refused
 from images.tar import MOST_HEADER, MOST_PADDING, Reader
-from tests.images.archives import END, long_name, member, pax
+from tests.images.archives import END, long_name, member, pax, short
 
 
 def read(archive: bytes, piece: int = 100) -> list[tuple[bytes, str, bytes]]:
@@ -85,6 +85,7 @@ def test_sizes_beyond_octal() -> None:
         (member(b"d", b"123", b"5") + END, "is no file and has 3 bytes"),
         (member(b"l", b"123", b"1") + END, "is no file and has 3 bytes"),
     ],
+    ids=short,
 )
 def test_a_reason_for_all_else(archive: bytes, words: str) -> None:
     with pytest.raises(Refused, match=words):
@@ -99,11 +100,19 @@ def test_a_negative_size_is_none() -> None:
         read(bytes(header) + END)
 
 
-whole = member(b"a/", type_=b"5") + pax({b"path": b"a/b"}) + member(b"x", b"y" * 700) + long_name(b"c") + member(b"z") + END
+whole = (
+    member(b"a/", type_=b"5") + pax({b"path": b"a/b"}) + member(b"x", b"y" * 700) + long_name(b"c") + member(b"z") + END
+)
 
 
-@given(st.binary(max_size=3000) | st.builds(lambda at, new: whole[:at] + new + whole[at + len(new) :],
-                                            st.integers(0, len(whole)), st.binary(min_size=1, max_size=40)))  # fmt: skip
+damaged = st.builds(
+    lambda at, new: whole[:at] + new + whole[at + len(new) :],
+    st.integers(0, len(whole)),
+    st.binary(min_size=1, max_size=40),
+)
+
+
+@given(st.binary(max_size=3000) | damaged)
 def test_no_archive_is_too_odd(archive: bytes) -> None:
     try:
         found = read(archive)

@@ -113,7 +113,7 @@ def test_a_folder_of_which_no_image_can_be_made(tmp_path: Path, make: str) -> No
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=20) | st.just("0" * 64),
     lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(st.sampled_from(["hash", "target", "child_paths", "triton_version", "A", "backend", "arch"]), inner),
+    | st.dictionaries(st.sampled_from(["hash", "target", "child_paths", "triton_version", "A", "arch"]), inner),
     max_leaves=8,
 )  # fmt: skip
 

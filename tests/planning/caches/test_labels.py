@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from planning.caches import labels, limits
 from planning.caches.compatibility import Target
 from planning.caches.labels import Packed, read
+from tests.images.archives import short
 
 SUMMARY = "cache.triton.image/summary"
 
@@ -51,14 +52,18 @@ def test_the_summary_decides_the_kind_and_tritons_goes_first() -> None:
         ({labels.CAPTURE_PATH: "a"}, "capture-path: is no absolute path"),
         ({labels.TRITON_VERSION: "9" * 200}, "triton-version: is no text of at most 128"),
     ],
+    ids=short,
 )
 def test_what_is_wrong_is_told_and_the_rest_counts(told: dict[str, str], words: str) -> None:
     found = read({labels.PTXAS_VERSION: "12.9", **told})
     assert words in found.problems[0] and found.ptxas == "12.9"
 
 
-@given(st.dictionaries(st.sampled_from([SUMMARY, labels.ENVIRONMENT, labels.CAPTURE_PATH, labels.TRITON_KEY]),
-                       st.text() | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps)))  # fmt: skip
+names = st.sampled_from([SUMMARY, labels.ENVIRONMENT, labels.CAPTURE_PATH, labels.TRITON_KEY])
+values = st.text() | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps)
+
+
+@given(st.dictionaries(names, values))
 def test_no_label_is_too_odd(told: dict[str, str]) -> None:
     found = read(told)
     assert found.environment is None or all(isinstance(each, str) for each in found.environment.values())
