@@ -8,13 +8,14 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from images.build import Built
 from images.inspection import Inspected
 from planning.caches import labels
 from planning.caches.compatibility import Target
 from planning.caches.hits import build_key_digest
+
+Rows = list[tuple[str, str]]
 
 
 def built_as_json(built: Built) -> dict[str, Any]:
@@ -40,14 +41,14 @@ def built_as_json(built: Built) -> dict[str, Any]:
 def show_built(built: Built, out: Path, console: Console) -> None:
     """The images with their digests, what a hit depends on, and what could not be told."""
     said = built.contents.said
-    table = _table()
+    table: Rows = []
     for each in built.images:
-        table.add_row("image", each.blob.digest)
-        table.add_row("", f"{_targets(each.targets)}; {each.entries} entries, {_size(each.size)}")
+        table.append(("image", each.blob.digest))
+        table.append(("", f"{_targets(each.targets)}; {each.entries} entries, {_size(each.size)}"))
     if built.top.digest != built.images[0].blob.digest:
-        table.add_row("index", built.top.digest)
+        table.append(("index", built.top.digest))
     _depends(table, said.triton_version, said.triton_key, said.ptxas, said.environment, built.contents.capture_path)
-    console.print(table)
+    _print(table, console)
     _warn(built.contents.warnings, console)
     console.print(f"It is in {escape(str(out))}.")
 
@@ -84,28 +85,28 @@ def show_inspected(found: Sequence[Inspected], console: Console) -> None:
     """A table for each image."""
     for each in found:
         packed, extracted = each.image.packed, each.extracted
-        table = _table()
-        table.add_row("image", each.digest)
-        table.add_row("layout", f"{each.image.kind}, {each.image.variant}")
+        table: Rows = []
+        table.append(("image", each.digest))
+        table.append(("layout", f"{each.image.kind}, {each.image.variant}"))
         if each.image.kind == "vllm":
-            table.add_row("format", escape(each.image.labels.get(labels.VLLM_FORMAT, "not said")[:64]))
+            table.append(("format", escape(each.image.labels.get(labels.VLLM_FORMAT, "not said")[:64])))
         if each.target is not None:
-            table.add_row("in the index for", _targets((each.target,)))
-        table.add_row("targets", _targets(packed.targets))
+            table.append(("in the index for", _targets((each.target,))))
+        table.append(("targets", _targets(packed.targets)))
         sizes = _size(sum(layer.size for layer in each.image.layers))
         if extracted is not None:
             sizes = f"{_size(extracted.bytes)} in {extracted.files:,} files, {sizes} compressed"
-            table.add_row("kernels", f"{extracted.kernels:,}")
-        table.add_row("size", sizes)
+            table.append(("kernels", f"{extracted.kernels:,}"))
+        table.append(("size", sizes))
         _depends(table, packed.triton_version, packed.triton_key, packed.ptxas, packed.environment, packed.capture_path)
-        console.print(table)
+        _print(table, console)
         _warn(each.warnings, console)
         if each.refused:
             console.print(f"[bold red]a node refuses it:[/] {escape(each.refused)}", soft_wrap=True)
 
 
 def _depends(
-    table: Table,
+    table: Rows,
     version: str | None,
     key: str | None,
     ptxas: str | None,
@@ -114,20 +115,19 @@ def _depends(
 ) -> None:
     """What a hit depends on, beside the GPU."""
     build = f", build key {build_key_digest(key)}" if key is not None else ""
-    table.add_row("triton", escape(f"{version or 'not said'}{build}"))
-    table.add_row("ptxas", escape((ptxas or "not said").strip().replace("\n", " ")))
+    table.append(("triton", escape(f"{version or 'not said'}{build}")))
+    table.append(("ptxas", escape((ptxas or "not said").strip().replace("\n", " "))))
     told = (
         "not said" if environment is None else " ".join(f"{name}={environment[name]}" for name in sorted(environment))
     )
-    table.add_row("environment", escape(told or "none set"))
-    table.add_row("compiled at", escape(path or "not said"))
+    table.append(("environment", escape(told or "none set")))
+    table.append(("compiled at", escape(path or "not said")))
 
 
-def _table() -> Table:
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_column(style="cyan", no_wrap=True)
-    table.add_column(overflow="fold")
-    return table
+def _print(rows: Rows, console: Console) -> None:
+    """Lines that are not broken, so that digests can be copied."""
+    for name, value in rows:
+        console.print(f"[cyan]{name:<12}[/] {value}", soft_wrap=True)
 
 
 def _warn(warnings: Iterable[str], console: Console) -> None:
