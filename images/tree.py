@@ -5,6 +5,7 @@ within the limits that a node will hold the image to.
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pathlib import Path
 from images.refused import Refused, shown
 from planning.caches import limits
 
+_CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
 _LEFT_BY_TRITON = "tmp.pid_"  # what an interrupted Triton leaves behind
 
 
@@ -22,7 +24,7 @@ class File:
 
     path: str
     size: int
-    source: Path
+    source: str
 
     @property
     def folder(self) -> str:
@@ -39,7 +41,7 @@ def files(folder: Path) -> list[File]:
         raise Refused("Unsupported", f"{folder} is no folder.")
     found: list[File] = []
     entries = total = 0
-    for path, entry in _walk(folder, "", 1):
+    for path, entry in _walk(os.fspath(folder), ""):
         entries += 1
         if entries > limits.ENTRIES:
             raise Refused("TooLarge", f"{folder} holds more than {limits.ENTRIES:,} files and folders.")
@@ -53,11 +55,11 @@ def files(folder: Path) -> list[File]:
         total += info.st_size
         if total > limits.EXTRACTED_BYTES:
             raise Refused("TooLarge", f"{folder} holds more than {limits.EXTRACTED_BYTES // limits.GIB} GiB.")
-        found.append(File(path, info.st_size, Path(entry.path)))
+        found.append(File(path, info.st_size, entry.path))
     return sorted(found, key=lambda each: each.path)
 
 
-def _walk(folder: Path, before: str, depth: int) -> Iterator[tuple[str, os.DirEntry[str]]]:
+def _walk(folder: str, before: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
     with os.scandir(folder) as listing:
         entries = list(listing)
     for entry in entries:
@@ -69,7 +71,7 @@ def _walk(folder: Path, before: str, depth: int) -> Iterator[tuple[str, os.DirEn
             raise Refused("Unsafe", f"{shown(path)} {wrong}.")
         yield path, entry
         if entry.is_dir(follow_symlinks=False):
-            yield from _walk(Path(entry.path), f"{path}/", depth + 1)
+            yield from _walk(entry.path, f"{path}/")
 
 
 def wrong_path(path: bytes) -> str:
@@ -80,10 +82,10 @@ def wrong_path(path: bytes) -> str:
     if len(path) > limits.PATH_BYTES:
         return f"is longer than {limits.PATH_BYTES} bytes"
     try:
-        text = path.decode("utf-8")
+        path.decode("utf-8")
     except UnicodeDecodeError:
         return "is not UTF-8"
-    if any(ord(each) < 32 or ord(each) == 127 for each in text):
+    if _CONTROL.search(path):
         return "has control characters"
     parts = path.split(b"/")
     if len(parts) > limits.DEPTH:

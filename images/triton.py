@@ -196,7 +196,7 @@ def ptxas_versions(found: Iterable[File]) -> Counter[str]:
     told: Counter[str] = Counter()
     for file in found:
         if file.name.endswith(".cubin"):
-            match = _PTXAS.search(file.source.read_bytes())
+            match = _PTXAS.search(Path(file.source).read_bytes())
             if match:
                 told[match[0].decode()] += 1
     return told

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from images.refused import Refused, shown
@@ -122,7 +123,7 @@ def read(found: Sequence[File]) -> list[Part]:
 
 def _factors(file: File) -> Mapping[str, object]:
     try:
-        with file.source.open("rb") as opened:
+        with open(file.source, "rb") as opened:
             told = parse_json(opened.read(limits.JSON_BYTES + 1), limits.JSON_BYTES)
     except ValueError as wrong:
         raise Refused("Malformed", f"{shown(file.path)} {wrong}.") from None
@@ -143,7 +144,7 @@ def bundled_targets(found: Iterable[File]) -> tuple[Target, ...]:
     for file in found:
         if file.name != "model" and _ARTIFACT not in file.path:
             continue
-        with file.source.open("rb") as opened:
+        with open(file.source, "rb") as opened:
             kept = b""
             while chunk := opened.read(_CHUNK):
                 for match in _TARGET.finditer(kept + chunk):
@@ -161,7 +162,7 @@ def capture_paths(found: Iterable[File]) -> dict[str, str]:
     for file in found:
         if file.name != "vllm_compile_cache.py" or file.size > limits.CONFIG_BYTES:
             continue
-        text = file.source.read_text("utf-8", "replace")
+        text = Path(file.source).read_text("utf-8", "replace")
         for match in re.finditer(rf"['\"](/[^'\"\n]{{0,1024}}?)/{re.escape(file.folder)}/{_ARTIFACT}", text):
             told.setdefault(match[1], file.path)
     return told

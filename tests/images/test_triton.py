@@ -125,7 +125,7 @@ def test_no_json_is_too_odd(content: bytes, name: str, folder: str) -> None:
         place = Path(top) / folder / name
         place.parent.mkdir()
         place.write_bytes(content)
-        cache = read([File(f"{folder}/{name}", len(content), place)])
+        cache = read([File(f"{folder}/{name}", len(content), str(place))])
         for kernel in cache.kernels:
             assert folder_name(kernel.hash) == folder
 
