@@ -42,6 +42,7 @@ bench: .venv/installed ## the benchmarks, each beside its peer; JSON in build/
 	$(RUN) python -m benchmarks.admission --json build/admission.json
 	$(RUN) python -m benchmarks.gangs --json build/gangs.json
 	$(RUN) python -m benchmarks.kueue --scale 0.1 --json build/kueue.json
+	$(RUN) python -m benchmarks.extraction --json build/extraction.json
 
 crds: .venv/installed ## write deploy/crds/ anew from the models in crds/
 	$(RUN) python -m crds.generate

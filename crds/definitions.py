@@ -10,19 +10,30 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from crds import gpumodelprofile, gpuquota, gpureservation, gpuworkload
+from crds import (
+    gpumodelprofile,
+    gpuquota,
+    gpureservation,
+    gpuworkload,
+    kernelcache,
+    kernelcache_node,
+    kernelcachepolicy,
+)
 from crds.gpumodelprofile import GPUModelProfileSpec, GPUModelProfileStatus
 from crds.gpuquota import GPUQuotaSpec, GPUQuotaStatus
 from crds.gpureservation import GPUReservationSpec, GPUReservationStatus
 from crds.gpuworkload import MUTABLE, GPUWorkloadSpec
 from crds.gpuworkload_status import GPUWorkloadStatus
+from crds.kernelcache import TritonKernelCacheClusterSpec, TritonKernelCacheSpec, TritonKernelCacheStatus
+from crds.kernelcache_node import NodeCacheStatus, NodeStatusSpec
+from crds.kernelcachepolicy import KernelCachePolicySpec, KernelCachePolicyStatus
 
 Schema = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Definition:
-    """One kind of gpu.warp.dev/v1alpha1. `module` is the file its models are in, `rules` are CEL rules of the root."""
+    """One kind. `module` is the file its models are in, `rules` are CEL rules of the root."""
 
     kind: str
     plural: str
@@ -35,6 +46,7 @@ class Definition:
     columns: list[Schema]
     rules: list[Schema] = field(default_factory=list)
     selectable: tuple[str, ...] = ()
+    group: str = gpuworkload.GROUP
 
 
 def _immutability() -> list[Schema]:
@@ -71,6 +83,38 @@ def column(name: str, path: str, kind: str = "string", **more: Any) -> Schema:
     """A column of `kubectl get`; with `priority=1` it is shown by `-o wide` only."""
     return {"name": name, "type": kind, "jsonPath": path, **more}
 
+
+_CACHE_COLUMNS = [
+    column("Image", ".spec.ociImage.image"),
+    column("Nodes", ".status.counts.nodes", "integer"),
+    column("Ready", ".status.counts.ready", "integer"),
+    column("Incompatible", ".status.counts.incompatible", "integer"),
+    column("Failed", ".status.counts.failed", "integer"),
+    column("Outdated", ".status.counts.outdated", "integer"),
+    column("Pods", ".status.counts.pods", "integer"),
+    column("Verified", '.status.conditions[?(@.type=="Verified")].status'),
+    column("Age", ".metadata.creationTimestamp", "date"),
+    column("Digest", ".status.resolvedDigest", priority=1),
+    column("Message", '.status.conditions[?(@.type=="Ready")].message', priority=1),
+]
+
+_CACHE_NODE_COLUMNS = [
+    column("Cache", ".spec.kernelCacheRef.name"),
+    column("Node", ".spec.nodeName"),
+    column("GPU", ".status.gpuType"),
+    column("Verified", '.status.conditions[?(@.type=="Verified")].status'),
+    column("Compatible", '.status.conditions[?(@.type=="Compatible")].status'),
+    column("Hits", '.status.conditions[?(@.type=="HitPredicted")].status', description="Whether hits are predicted."),
+    column("Ready", '.status.conditions[?(@.type=="Ready")].status'),
+    column("Pods", ".status.podsUsing", "integer"),
+    column("Age", ".metadata.creationTimestamp", "date"),
+    column("Digest", ".status.digest", priority=1),
+    column("Message", '.status.conditions[?(@.type=="Ready")].message', priority=1),
+]
+
+_NODE_STATUS_RULES: list[Schema] = [
+    {"rule": "self.spec == oldSelf.spec", "fieldPath": ".spec", "message": "spec cannot change"},
+]
 
 DEFINITIONS = (
     Definition(
@@ -159,6 +203,77 @@ DEFINITIONS = (
             column("Active GPUs", ".status.activeGPUs", "integer"),
             column("Peak memory", ".status.peakMemoryMiB", "integer", description="MiB"),
             column("Age", ".metadata.creationTimestamp", "date"),
+        ],
+    ),
+    Definition(
+        kind=kernelcache.KIND,
+        plural=kernelcache.PLURAL,
+        short_name="tkc",
+        scope="Namespaced",
+        group=kernelcache.GROUP,
+        module="crds/kernelcache.py",
+        description="Compiled GPU kernels in an OCI image: verified, checked on every node and mounted warm into pods.",
+        spec=TritonKernelCacheSpec,
+        status=TritonKernelCacheStatus,
+        columns=_CACHE_COLUMNS,
+    ),
+    Definition(
+        kind=kernelcache.CLUSTER_KIND,
+        plural=kernelcache.CLUSTER_PLURAL,
+        short_name="tkcc",
+        scope="Cluster",
+        group=kernelcache.GROUP,
+        module="crds/kernelcache.py",
+        description="Compiled GPU kernels in an OCI image, for the pods of every namespace.",
+        spec=TritonKernelCacheClusterSpec,
+        status=TritonKernelCacheStatus,
+        columns=_CACHE_COLUMNS,
+    ),
+    Definition(
+        kind=kernelcache_node.KIND,
+        plural=kernelcache_node.PLURAL,
+        short_name="tkcn",
+        scope="Namespaced",
+        group=kernelcache.GROUP,
+        module="crds/kernelcache_node.py",
+        description="How a TritonKernelCache stands on one node, written by that node.",
+        spec=NodeStatusSpec,
+        status=NodeCacheStatus,
+        columns=_CACHE_NODE_COLUMNS,
+        rules=_NODE_STATUS_RULES,
+        selectable=(".spec.nodeName",),
+    ),
+    Definition(
+        kind=kernelcache_node.CLUSTER_KIND,
+        plural=kernelcache_node.CLUSTER_PLURAL,
+        short_name="tkccn",
+        scope="Cluster",
+        group=kernelcache.GROUP,
+        module="crds/kernelcache_node.py",
+        description="How a TritonKernelCacheCluster stands on one node, written by that node.",
+        spec=NodeStatusSpec,
+        status=NodeCacheStatus,
+        columns=_CACHE_NODE_COLUMNS,
+        rules=_NODE_STATUS_RULES,
+        selectable=(".spec.nodeName",),
+    ),
+    Definition(
+        kind=kernelcachepolicy.KIND,
+        plural=kernelcachepolicy.PLURAL,
+        short_name="kcp",
+        scope="Cluster",
+        group=kernelcache.GROUP,
+        module="crds/kernelcachepolicy.py",
+        description="Who must have signed which cache images.",
+        spec=KernelCachePolicySpec,
+        status=KernelCachePolicyStatus,
+        columns=[
+            column("Images", ".spec.images"),
+            column("Signers", ".spec.signers[*].name"),
+            column("Valid", '.status.conditions[?(@.type=="Valid")].status'),
+            column("Age", ".metadata.creationTimestamp", "date"),
+            column("Namespaces", ".spec.namespaces", priority=1),
+            column("Message", '.status.conditions[?(@.type=="Valid")].message', priority=1),
         ],
     ),
 )

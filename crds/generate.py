@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from crds.definitions import DEFINITIONS, Definition
-from crds.gpuworkload import GROUP, VERSION
+from crds.gpuworkload import VERSION
 
 Schema = dict[str, Any]
 
@@ -42,9 +42,9 @@ def custom_resource_definition(definition: Definition) -> Schema:
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{definition.plural}.{GROUP}"},
+        "metadata": {"name": f"{definition.plural}.{definition.group}"},
         "spec": {
-            "group": GROUP,
+            "group": definition.group,
             "scope": definition.scope,
             "names": {
                 "kind": definition.kind,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import runpy
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import admission, gangs, placement, predictions, sharding, strategies
+from benchmarks import admission, extraction, gangs, placement, predictions, sharding, strategies
 from benchmarks.report import Report
 from berth.demo.cut import cut_nodes
 from berth.demo.trace import load
@@ -223,7 +224,19 @@ def test_sharding_runs_as_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert four["decisions_per_second_of_a_pool"] < four["decisions_per_second_of_all"]
 
 
-@pytest.mark.parametrize("name", ["admission", "kueue", "placement", "predictions", "sharding", "strategies"])
+def test_both_extract_the_same_layer(tmp_path: Path) -> None:
+    extraction.triton_cache(tmp_path / "cache", 3, random.Random(1))
+    report = Report("a benchmark")
+    options = argparse.Namespace(turns=1)
+    extraction.compare("triton", "triton", tmp_path / "cache", tmp_path, options, report)
+    figures = report.values["triton"]
+    assert figures["files"] == 24 and figures["ratio"] > 0 and len(figures["seconds"]["tar"]) == 1
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["cache", "image"]
+
+
+@pytest.mark.parametrize(
+    "name", ["admission", "extraction", "kueue", "placement", "predictions", "sharding", "strategies"]
+)
 def test_every_benchmark_tells_its_options(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [name, "--help"])
     for module in [each for each in sys.modules if each.startswith(f"benchmarks.{name}")]:

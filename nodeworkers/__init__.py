@@ -1,0 +1,1 @@
+"""The node process: what it stores, mounts and answers the kubelet from its own ledger."""
