@@ -22,12 +22,20 @@ def command_line(*, processes_only: bool = False) -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     if not processes_only:
-        from berth.cli import demo_command, explain_command, recommend_command, simulate_command, stack_commands
+        from berth.cli import (
+            cache_commands,
+            demo_command,
+            explain_command,
+            recommend_command,
+            simulate_command,
+            stack_commands,
+        )
         from berth.cli.application import after_up, application_processes
 
         stack_commands.register(app, application_processes, after_up)
         demo_command.register(app)
         explain_command.register(app)
+        cache_commands.register(app)
         recommend_command.register(app)
         simulate_command.register(app)
     process_commands.register(app)
