@@ -133,6 +133,7 @@ async def _from(
             wait = error.retry_after
             if part.count > before:
                 futile, wait = 0, wait or 0.0  # also one that fell silent is taken up again
+                patience = client.settings.timeouts.patience
             else:
                 futile += 1
             left = min(patience, deadline - time.monotonic())

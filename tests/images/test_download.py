@@ -325,8 +325,8 @@ async def test_killed_at_any_moment_and_gone_on_with(server: hostile.Registry, t
         response.headers["Content-Range"] = f"bytes {start}-{len(BLOB) - 1}/{len(BLOB)}"
         response.content_length = len(BLOB) - start
         await response.prepare(request)
-        for at in range(start, len(BLOB), 65536):
-            await response.write(BLOB[at : at + 65536])
+        for at in range(start, len(BLOB), 131_072):
+            await response.write(BLOB[at : at + 131_072])
             await asyncio.sleep(0.01)
         return response
 
