@@ -191,8 +191,7 @@ async def test_nobody_there() -> None:
 # --- patience
 
 
-@pytest.mark.parametrize("status", [429, 503])
-@pytest.mark.parametrize("after", ["0", "1", "nonsense", ""])
+@pytest.mark.parametrize(("status", "after"), [(429, "0"), (503, "1"), (429, "nonsense"), (503, "")])
 async def test_a_busy_registry_is_asked_again(
     registry: Registry, server: hostile.Registry, status: int, after: str
 ) -> None:
