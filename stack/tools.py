@@ -111,6 +111,7 @@ TOOLS: dict[str, Tool] = {
             defines=("sigs.k8s.io/cri-tools/pkg/version.Version=1.36.0",),
             test=True,
         ),
+        Tool("registry-referrers", "registry", ".", "0.22.1", r"0\.22\.1"),
     )
 }
 

@@ -35,6 +35,7 @@ def command_line(*, processes_only: bool = False) -> typer.Typer:
         stack_commands.register(app, application_processes, after_up)
         demo_command.register(app)
         explain_command.register(app)
+        cache_commands.register(app)
         recommend_command.register(app)
         simulate_command.register(app)
         cache_commands.register(app)

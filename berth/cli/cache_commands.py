@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from berth.cli import cache_transfer
 from berth.cli.stack_commands import errors_for_people
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(no_args_is_help=True, help="Kernel caches as OCI images.")
     group.command()(build)
     group.command()(inspect)
+    cache_transfer.register(group)
     app.add_typer(group, name="cache")
 
 
