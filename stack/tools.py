@@ -111,6 +111,14 @@ TOOLS: dict[str, Tool] = {
             defines=("sigs.k8s.io/cri-tools/pkg/version.Version=1.36.0",),
             test=True,
         ),
+        Tool(
+            "csi-sanity",
+            "csisanity",
+            "github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity",
+            "5.4.0",
+            r"5\.[4-9]\.\d+",
+            defines=("main.VERSION=5.4.0",),
+        ),
     )
 }
 
