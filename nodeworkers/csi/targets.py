@@ -13,6 +13,7 @@ from pathlib import Path
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.~_-]{0,252}[A-Za-z0-9])?")
 _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
+MOUNT = "mount"  # what the kubelet calls the folder of each volume that is mounted
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -31,7 +32,7 @@ class Target:
     @property
     def path(self) -> str:
         """The path as the kernel's table of mounts has it."""
-        return str(self.root.joinpath(*self._folders, "mount"))
+        return str(self.root.joinpath(*self._folders, MOUNT))
 
     @property
     def _folders(self) -> tuple[str, ...]:
@@ -59,9 +60,9 @@ class Target:
         """The folder itself, made if need be, under a name that stays the same folder whatever is moved about."""
         with self.parent() as parent:
             with suppress(FileExistsError):
-                os.mkdir("mount", 0o750, dir_fd=parent)
+                os.mkdir(MOUNT, 0o750, dir_fd=parent)
             try:
-                folder = os.open("mount", _FOLDER, dir_fd=parent)
+                folder = os.open(MOUNT, _FOLDER, dir_fd=parent)
             except OSError as error:
                 raise TargetError(f"{self.path} is no folder: {error.strerror}.") from error
         try:
@@ -72,7 +73,7 @@ class Target:
     def remove(self) -> None:
         """Removes the folder where it is empty. Raises OSError where it is not."""
         with suppress(TargetError), self.parent() as parent, suppress(FileNotFoundError):
-            os.rmdir("mount", dir_fd=parent)
+            os.rmdir(MOUNT, dir_fd=parent)
 
 
 def target_of(root: Path, path: str) -> Target:
@@ -80,10 +81,9 @@ def target_of(root: Path, path: str) -> Target:
     prefix = f"{root}/"
     parts = path.removeprefix(prefix).split("/") if path.startswith(prefix) else []
     match parts:
-        case ["pods", uid, "volumes", "kubernetes.io~csi", volume, "mount"] if _UID.fullmatch(uid) and _NAME.fullmatch(
-            volume
-        ):
-            return Target(root, uid, volume)
+        case ["pods", uid, "volumes", "kubernetes.io~csi", volume, last] if last == MOUNT:
+            if _UID.fullmatch(uid) and _NAME.fullmatch(volume):
+                return Target(root, uid, volume)
     raise TargetError(
         f"the target path {path[:256]!r} is none that the kubelet with the root {root} gives to a pod's CSI volume."
     )

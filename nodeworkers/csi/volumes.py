@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, urlencode
 
 from pydantic import TypeAdapter, ValidationError
 
-from nodeworkers.csi import mounts
+from nodeworkers.csi import mounts, targets
 from nodeworkers.csi.mounts import MountPoint
 from nodeworkers.csi.targets import Target, TargetError, target_of
 from nodeworkers.csi.uppers import UpperError, Uppers
@@ -180,8 +180,7 @@ class Volumes:
         try:
             with ExitStack() as parent:
                 for _ in range(len(self._mounted(volume_id, target))):
-                    folder = parent.enter_context(target.parent())
-                    mounts.unmount(f"/proc/self/fd/{folder}/mount")
+                    mounts.unmount(f"/proc/self/fd/{parent.enter_context(target.parent())}/{targets.MOUNT}")
             target.remove()
             self.uppers.remove(volume_id)
         except TargetError as error:
