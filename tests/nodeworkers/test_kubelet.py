@@ -136,9 +136,7 @@ def node(make_stack: MakeStack) -> Iterator[Node]:
 
 
 def test_pods_mount_compile_and_are_refused_under_a_real_kubelet(node: Node) -> None:
-    compiles = (
-        f"cat {CAPTURED}/{KERNEL}/add.cubin; cd {CAPTURED}; mkdir NEW; echo new > NEW/x; echo more > {KERNEL}/extra"
-    )
+    compiles = f"cat {CAPTURED}/{KERNEL}/add.cubin; echo; cd {CAPTURED}; mkdir NEW; echo new > NEW/x; echo more > {KERNEL}/extra; echo done"
     service_account = "the default service account of a new namespace"
     sees = ("-n", "team-a", "get", "serviceaccount", "default", "-o", "name")
     node.until(service_account, lambda: "default" in node.stack.kubectl(*sees, check=False))
@@ -148,7 +146,8 @@ def test_pods_mount_compile_and_are_refused_under_a_real_kubelet(node: Node) -> 
     )  # fmt: skip
     node.running("first")
     node.running("second")
-    assert node.stack.kubectl("-n", "team-a", "logs", "first") == "machine code"
+    said = "machine code\ndone\n"
+    node.until("the first pod's words", lambda: node.stack.kubectl("-n", "team-a", "logs", "first") == said)
     assert node.inside("first", f"id -u; cat {CAPTURED}/NEW/x {CAPTURED}/{KERNEL}/extra") == "1000\nnew\nmore\n"
     assert node.inside("second", f"ls {CAPTURED}") == f"{KERNEL}\n"
     assert node.inside("second", f"ls {CAPTURED}/{KERNEL}") == "__grp__add.json\nadd.cubin\n"
