@@ -5,7 +5,7 @@ UV := $(shell command -v uv 2>/dev/null || echo .tools/bin/uv)
 RUN := $(UV) run --locked --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-node lint format bench crds clean
+.PHONY: help demo test test-fast test-node lint format bench crds proto clean
 
 help: ## show these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -28,6 +28,7 @@ lint: .venv/installed ## ruff, mypy --strict, the rooms' import contracts, gener
 	$(RUN) mypy
 	$(RUN) lint-imports
 	$(RUN) python -m crds.generate --check
+	$(RUN) python -m nodeworkers.rpc.generate --check
 
 format: .venv/installed ## put the code into shape
 	$(RUN) ruff format .
@@ -43,9 +44,13 @@ bench: .venv/installed ## the benchmarks, each beside its peer; JSON in build/
 	$(RUN) python -m benchmarks.gangs --json build/gangs.json
 	$(RUN) python -m benchmarks.kueue --scale 0.1 --json build/kueue.json
 	$(RUN) python -m benchmarks.extraction --json build/extraction.json
+	[ "$$(id -u)" != 0 ] || $(RUN) python -m benchmarks.publish --cycles 9000 --json build/publish.json
 
 crds: .venv/installed ## write deploy/crds/ anew from the models in crds/
 	$(RUN) python -m crds.generate
+
+proto: .venv/installed ## write nodeworkers/rpc/ anew from the interfaces in proto/
+	$(RUN) python -m nodeworkers.rpc.generate
 
 clean: ## remove what these targets made here (not the built tools in the cache, not data folders)
 	rm -rf .venv .tools build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -112,6 +112,14 @@ TOOLS: dict[str, Tool] = {
             test=True,
         ),
         Tool("registry-referrers", "registry", ".", "0.22.1", r"0\.22\.1"),
+        Tool(
+            "csi-sanity",
+            "csisanity",
+            "github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity",
+            "5.4.0",
+            r"5\.[4-9]\.\d+",
+            defines=("main.VERSION=5.4.0",),
+        ),
     )
 }
 

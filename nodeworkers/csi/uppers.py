@@ -1,0 +1,172 @@
+"""The private writable layers of volumes: for each an ext4 file system in a sparse file, so that what a pod compiles is
+capped, lies on the node's disk and not in its memory, and goes with one file. Why this: docs/decisions/0028.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import stat
+import struct
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+from nodeworkers.csi import mounts
+
+_GET_FREE, _CONFIGURE = 0x4C82, 0x4C0A  # LOOP_CTL_GET_FREE, LOOP_CONFIGURE of linux/loop.h (Linux 5.8)
+_AUTOCLEAR = 4  # LO_FLAGS_AUTOCLEAR: the device goes with the mount
+_INFO = struct.Struct("=5Q4I64s64s32s2Q")  # struct loop_info64
+_CONFIG = struct.Struct(f"=2I{_INFO.size}s64x")  # struct loop_config
+_ATTEMPTS = 32  # others take loop devices as well
+# What lies in it is worthless after a crash: no journal, nothing set aside for root.
+_MKFS = ("-q", "-F", "-O", "^has_journal,^resize_inode", "-m", "0", "-E", "lazy_itable_init=1,nodiscard")
+_OPTIONS = "nobarrier,noinit_itable,errors=remount-ro"
+
+
+class UpperError(Exception):
+    """A writable layer cannot be had. The text says why and what to do."""
+
+
+class Uppers:
+    """The writable layers of one node, below one folder: `<volume>/disk` and, mounted, `<volume>/fs`."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        """`size` is the cap of each, in bytes. Call `prepare` before anything else."""
+        self.folder = folder
+        self.size = size
+        self._template = folder.parent / "writable.ext4"
+        self._wrong = ""
+
+    def prepare(self) -> str:
+        """Makes the empty file system that each layer begins as. Returns why there can be none; '' is well."""
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._wrong = self._make_template()
+        return self._wrong
+
+    def _make_template(self) -> str:
+        program = shutil.which("mkfs.ext4", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+        if program is None:
+            return "mkfs.ext4 is not on this node: install e2fsprogs (berth's image has it)"
+        if not os.access("/dev/loop-control", os.R_OK | os.W_OK):
+            return "/dev/loop-control cannot be used: load the kernel module loop, and give berth node the host's /dev"
+        fresh = self._template.with_suffix(".new")
+        fresh.unlink(missing_ok=True)
+        with fresh.open("wb") as file:
+            file.truncate(self.size)
+        made = subprocess.run(
+            [program, *_MKFS, str(fresh)], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+        )
+        if made.returncode != 0:
+            return f"mkfs.ext4 failed: {' '.join(made.stderr.split())[:256]}"
+        fresh.replace(self._template)
+        return ""
+
+    def upper(self, volume_id: str) -> Path:
+        """Where a volume's own files lie."""
+        return self.folder / volume_id / "fs" / "upper"
+
+    def work(self, volume_id: str) -> Path:
+        """The folder that overlayfs needs beside it."""
+        return self.folder / volume_id / "fs" / "work"
+
+    def create(self, volume_id: str, group: int | None) -> Path:
+        """Mounts an empty layer and returns its folder. Everybody in the pod may write, as in an emptyDir; with a
+        group, its members may. Raises UpperError or OSError, and leaves what `remove` takes away.
+        """
+        if self._wrong:
+            raise UpperError(f"There are no writable layers on this node: {self._wrong}. readOnly: true works without.")
+        place = self.folder / volume_id
+        (place / "fs").mkdir(parents=True, mode=0o700)
+        disk = _copied(self._template, place / "disk")
+        try:
+            device, handle = _attached(disk, volume_id)
+        finally:
+            os.close(disk)
+        try:
+            flags = mounts.NO_SUID | mounts.NO_DEV | mounts.NO_ATIME
+            mounts.mount(device, str(place / "fs"), "ext4", flags, _OPTIONS)
+        finally:
+            os.close(handle)
+        upper = self.upper(volume_id)
+        upper.mkdir()
+        if group is not None:
+            os.chown(upper, -1, group)
+        os.chmod(upper, 0o777 if group is None else 0o2775)
+        self.work(volume_id).mkdir(mode=0o700)
+        return upper
+
+    def remove(self, volume_id: str) -> None:
+        """Takes a layer away, also one that was left midway. Raises OSError."""
+        place = self.folder / volume_id
+        for _ in mounts.here([str(place / "fs")]):
+            mounts.unmount(str(place / "fs"))
+        with suppress(FileNotFoundError):
+            (place / "disk").unlink()
+        for folder in (place / "fs", place):
+            with suppress(FileNotFoundError):
+                folder.rmdir()
+
+    def present(self) -> list[str]:
+        """The volumes of which there is anything."""
+        return [each.name for each in self.folder.iterdir()]
+
+
+def _copied(template: Path, path: Path) -> int:
+    """An open copy of a sparse file that is as sparse."""
+    source = os.open(template, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        copy = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            size, at = os.fstat(source).st_size, 0
+            os.ftruncate(copy, size)
+            while at < size:
+                try:
+                    at = os.lseek(source, at, os.SEEK_DATA)
+                except OSError as error:
+                    if error.errno == errno.ENXIO:  # only a hole is left
+                        break
+                    raise
+                end = os.lseek(source, at, os.SEEK_HOLE)
+                while at < end:
+                    at += os.copy_file_range(source, copy, end - at, at, at)
+        except BaseException:
+            os.close(copy)
+            raise
+        return copy
+    finally:
+        os.close(source)
+
+
+def _attached(disk: int, name: str) -> tuple[str, int]:
+    """A loop device for an open file, and the device opened: it lasts until that is closed or, mounted, unmounted."""
+    info = _INFO.pack(0, 0, 0, 0, 0, 0, 0, 0, _AUTOCLEAR, os.fsencode(name)[:63], b"", b"", 0, 0)
+    config = _CONFIG.pack(disk, 0, info)
+    control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        for _ in range(_ATTEMPTS):
+            device = f"/dev/loop{fcntl.ioctl(control, _GET_FREE)}"
+            try:
+                handle = os.open(device, os.O_RDWR | os.O_CLOEXEC)
+            except FileNotFoundError:
+                raise UpperError(
+                    f"The kernel offers {device}, which is not there: berth node needs the host's own /dev."
+                ) from None
+            try:
+                if not stat.S_ISBLK(os.fstat(handle).st_mode):
+                    raise UpperError(f"{device} is no block device: berth node needs the host's own /dev.")
+                fcntl.ioctl(handle, _CONFIGURE, config)
+            except OSError as error:
+                os.close(handle)
+                if error.errno != errno.EBUSY:  # somebody else was faster
+                    raise
+            except BaseException:
+                os.close(handle)
+                raise
+            else:
+                return device, handle
+    finally:
+        os.close(control)
+    raise UpperError("Every free loop device was taken by somebody else at once: try again.")
