@@ -112,6 +112,16 @@ TOOLS: dict[str, Tool] = {
             test=True,
         ),
         Tool("registry-referrers", "registry", ".", "0.22.1", r"0\.22\.1"),
+        Tool(
+            "cosign",
+            "sigstore",
+            "github.com/sigstore/cosign/v3/cmd/cosign",
+            "3.1.2",
+            r"3\.1\.\d+",
+            asks=("version",),
+            defines=("sigs.k8s.io/release-utils/version.gitVersion=v3.1.2",),
+        ),
+        Tool("virtual-sigstore", "sigstore", "./virtual-sigstore", "1.2.1", r"1\.2\.1"),
     )
 }
 
