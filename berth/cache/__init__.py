@@ -1,0 +1,1 @@
+"""What `berth cache` shows."""
