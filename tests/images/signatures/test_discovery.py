@@ -72,9 +72,9 @@ def test_registries_that_do_not_tell_the_type(listed_as: str) -> None:
 @pytest.mark.parametrize("false_layers", [0, 20, 500])
 def test_a_flood_is_bounded_and_hides_nothing_for_good(false_bundles: int, false_layers: int) -> None:
     repository = MemoryRepository()
-    place = repository.add_bundle(BUNDLE)
     for number in range(false_bundles):
         repository.add_bundle(b"%d" % number)
+    place = repository.add_bundle(BUNDLE)
     repository.add_layers(*(layer(number) for number in range(false_layers)))
     drawn = [find(repository, seed=seed) for seed in range(200)]
     for found in drawn:
