@@ -18,12 +18,14 @@ KIND = "KernelCachePolicy"
 PLURAL = "kernelcachepolicies"
 PEM_LIMIT = 16 * 1024
 
-_IMAGES = re.compile(r"[a-z0-9*?][A-Za-z0-9._:/*?-]{0,510}")
+_IMAGES = re.compile(r"[a-z0-9*\[][a-z0-9._:/*\[\]-]{0,510}")
 
 
 def _image_pattern(pattern: str) -> str:
     if not _IMAGES.fullmatch(pattern):
-        raise ValueError("is no pattern of images, such as registry.example/team/* (without tag or digest)")
+        raise ValueError("is no pattern of images, such as registry.example/team/* (lower case, without tag or digest)")
+    if "/" not in pattern and "**" not in pattern:
+        raise ValueError("fits no image: * stands for no /; write ** for all, or registry.example/team/*")
     return pattern
 
 
@@ -87,8 +89,13 @@ class Certificate(CRDModel):
     """A certificate of one's own authority, without any log."""
 
     authorities: PEM = Field(description="The roots, and intermediates if need be, as PEM.")
-    identity: Exact | None = None
+    identity: Exact | None = Field(default=None, description="The certificate's subject alternative name, exactly.")
     identity_pattern: Anchored | None = Field(default=None)
+    trusted_root: ConfigMapKey | None = Field(
+        default=None,
+        description="Where trusted_root.json lies, whose time stamps say when a certificate signed that ended since; "
+        "left out, it must be valid when it is checked.",
+    )
 
     model_config = _exactly_one("identity", "identityPattern")
 

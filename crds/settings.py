@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, StrictStr
+from pydantic import Field, StrictBool, StrictStr
 
 from crds.gpuworkload import EXTENDED_RESOURCE_PATTERN, STRATEGY_PATTERN, Argument, CRDModel, Int
 
@@ -50,6 +50,8 @@ class Settings(CRDModel):
     bind_deadline_seconds: Annotated[Int, Field(ge=1, le=3600)] = 30
     sample_seconds: Annotated[Int, Field(ge=1, le=3600)] = 15
     provisioning: Provisioning | None = None
+    verify_enabled: StrictBool = True
+    allow_unsigned_images: StrictBool = False
 
     @classmethod
     def parse(cls, raw: object) -> tuple[Settings | None, str]:

@@ -120,6 +120,16 @@ TOOLS: dict[str, Tool] = {
             r"5\.[4-9]\.\d+",
             defines=("main.VERSION=5.4.0",),
         ),
+        Tool(
+            "cosign",
+            "sigstore",
+            "github.com/sigstore/cosign/v3/cmd/cosign",
+            "3.1.2",
+            r"3\.1\.\d+",
+            asks=("version",),
+            defines=("sigs.k8s.io/release-utils/version.gitVersion=v3.1.2",),
+        ),
+        Tool("virtual-sigstore", "sigstore", "./virtual-sigstore", "1.2.1", r"1\.2\.1"),
     )
 }
 

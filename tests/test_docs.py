@@ -37,6 +37,7 @@ from crds.gpuworkload import (
     Toleration,
 )
 from crds.gpuworkload_status import GPUWorkloadStatus, Recommendation
+from crds.kernelcachepolicy import KernelCachePolicySpec
 from crds.settings import SETTINGS_KEY, SETTINGS_NAME, SETTINGS_NAMESPACE, Settings
 from planning import strategies
 from planning.model import Ledger
@@ -218,6 +219,13 @@ def test_examples_are_valid(where: str, document: dict[str, Any]) -> None:
             assert document["apiVersion"] == "gpu.warp.dev/v1alpha1"
             reservation, refused = GPUReservationSpec.parse(document["spec"])
             assert reservation is not None, refused
+        case "KernelCachePolicy":
+            from images.signatures.keys import load_public_key
+
+            assert document["apiVersion"] == "tkm.io/v1alpha1"
+            policy, refused = KernelCachePolicySpec.parse(document["spec"])
+            assert policy is not None, refused
+            assert all(load_public_key(signer.key) for signer in policy.signers if signer.key is not None)
         case "ConfigMap":
             assert (metadata["namespace"], metadata["name"]) == (SETTINGS_NAMESPACE, SETTINGS_NAME)
             settings, refused = Settings.parse(yaml.safe_load(document["data"][SETTINGS_KEY]))

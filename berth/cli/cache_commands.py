@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from berth.cli import cache_transfer
+from berth.cli import cache_signatures, cache_transfer
 from berth.cli.stack_commands import errors_for_people
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ def register(app: typer.Typer) -> None:
     group.command()(build)
     group.command()(inspect)
     cache_transfer.register(group)
+    cache_signatures.register(group)
     app.add_typer(group, name="cache")
 
 

@@ -97,15 +97,15 @@ def _run(
         async with Registry(settings, found) as registry:
             return await work(registry, named)
 
-    with errors_for_people(), _told():
+    with errors_for_people(), refusals_told():
         named = Reference.parse(reference)
-        settings = _settings(authority, insecure, mirrors)
-        found = _credentials(credentials)
+        settings = settings_of(authority, insecure, mirrors)
+        found = credentials_of(credentials)
         descriptor = asyncio.run(run())
     typer.echo(f"{named.registry}/{named.repository}@{descriptor.digest}")
 
 
-def _settings(authority: Path | None, insecure: list[str] | None, mirrors: list[str] | None) -> Settings:
+def settings_of(authority: Path | None, insecure: list[str] | None, mirrors: list[str] | None) -> Settings:
     from images.endpoints import BadSettings, Settings
 
     ordered: dict[str, tuple[str, ...]] = {}
@@ -118,7 +118,7 @@ def _settings(authority: Path | None, insecure: list[str] | None, mirrors: list[
     return Settings(mirrors=ordered, insecure=frozenset(insecure or ()), authorities=authorities).checked()
 
 
-def _credentials(file: Path | None) -> Credentials:
+def credentials_of(file: Path | None) -> Credentials:
     from images.credentials import LIMIT, Credentials
 
     folder = os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker"
@@ -130,7 +130,7 @@ def _credentials(file: Path | None) -> Credentials:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def refusals_told() -> Iterator[None]:
     """Whatever the images' room and the disk refuse, as a message to a person."""
     from images.credentials import BadCredentials
     from images.endpoints import BadSettings

@@ -1,0 +1,107 @@
+"""The door of this room: whose signatures lie beside an image, by the signers that policies name.
+
+For the node's activity and `berth cache verify`. It asks the registry, gives what it got to a child process and returns
+findings for `planning.caches.trust.judge`. Only what the registry's client raises passes through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from images.signatures import child, limits
+from images.signatures.discovery import Repository, discover
+from images.signatures.documents import shown
+from images.signatures.verification import Check, RootKey
+from planning.caches.trust import Findings, Policy, Signature
+
+_HOME = Path(__file__).resolve().parents[2]
+
+
+def checks_of(policies: Iterable[Policy]) -> list[Check]:
+    """All signers of all policies."""
+    return [Check(policy.name, signer) for policy in policies if policy.spec for signer in policy.spec.signers]
+
+
+def roots_of(policies: Iterable[Policy]) -> set[RootKey]:
+    """The ConfigMaps of berth-system, with their keys, in which the policies' trusted roots lie."""
+    return {
+        (named.name, named.key)
+        for check in checks_of(policies)
+        for holder in (check.signer.keyless, check.signer.certificate)
+        if holder is not None and (named := holder.trusted_root) is not None
+    }
+
+
+async def verify(
+    repository: Repository,
+    digest: str,
+    policies: Sequence[Policy],
+    roots: Mapping[RootKey, bytes],
+    now: float,
+    *,
+    seed: int,
+    good: Sequence[str] = (),
+) -> Findings:
+    """Looks at the signatures beside the image `digest`.
+
+    `roots`: the trusted roots, as far as their ConfigMaps exist. `now`: seconds since 1970. `seed`: any number that was
+    not known before; `good`: the places of signatures that satisfied a policy before (see `discovery`).
+    """
+    found = await discover(repository, digest, good, seed)
+    if not found.candidates:
+        return Findings((), found.more)
+    checks = checks_of(policies)
+    if len(checks) > limits.CHECKS:
+        told = f"cannot be checked: the policies about this image name more than {limits.CHECKS} signers"
+        return Findings(tuple(Signature(each.place, problem=told) for each in found.candidates), found.more)
+    answer, trouble = await _ask(child.pack(digest, checks, roots, found.candidates, now))
+    signatures = child.unpack(answer)
+    for each in found.candidates[len(signatures) :]:
+        signatures.append(Signature(each.place, problem=f"was not looked at: {trouble}"))
+    return Findings(tuple(each for each in signatures if each is not None), found.more)
+
+
+async def _ask(request: bytes) -> tuple[bytes, str]:
+    """What a child answers, as far as it got, and why it ended if that was too early."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "images.signatures.child",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        cwd=_HOME,
+        env={"PYTHONDONTWRITEBYTECODE": "1"},
+    )
+    assert process.stdin is not None  # noqa: S101 - all three were asked for
+    assert process.stdout is not None  # noqa: S101
+    assert process.stderr is not None  # noqa: S101
+    timer = asyncio.get_running_loop().call_later(limits.WALL_SECONDS, _end, process)
+    try:
+        _, answer, errors = await asyncio.gather(
+            _feed(process.stdin, request), process.stdout.read(), process.stderr.read()
+        )
+        code = await process.wait()
+    finally:
+        timer.cancel()
+        _end(process)
+    whole = answer[: answer.rfind(b"\n") + 1]
+    last = errors.decode(errors="replace").strip().rpartition("\n")[2]
+    return whole, f"the process that looks at signatures ended with {code}" + (f" ({shown(last)})" if last else "")
+
+
+async def _feed(pipe: asyncio.StreamWriter, request: bytes) -> None:
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        pipe.write(request)
+        await pipe.drain()
+        pipe.close()
+        await pipe.wait_closed()
+
+
+def _end(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
