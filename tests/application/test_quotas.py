@@ -88,9 +88,16 @@ async def a_tenant_borrows_and_gives_back(tenant: Tenant) -> None:
         return (status.get("used", {}).get("gpus"), status.get("borrowed", {}).get("gpus")) == (4, 2)
 
     await eventually(shown, 40, lambda: "the quota never shows that it holds 4 GPUs and borrows 2")
-    scraped = await asyncio.to_thread(get, tenant, "worker-metrics", "/metrics")
-    for amount, value in (("used", 4), ("nominal", 2), ("borrowed", 2)):
-        assert f'berth_tenant_gpus_{amount}{{tenant="{mine}"}} {value}.0' in scraped.splitlines()
+    due = {
+        f'berth_tenant_gpus_{amount}{{tenant="{mine}"}} {value}.0'
+        for amount, value in (("used", 4), ("nominal", 2), ("borrowed", 2))
+    }
+
+    async def counted() -> bool:
+        scraped = await asyncio.to_thread(get, tenant, "worker-metrics", "/metrics")
+        return due <= set(scraped.splitlines())
+
+    await eventually(counted, 10, lambda: "the metrics are not what the status says")
     table = tenant.stack.kubectl("get", "gpuq", mine)
     head = table.splitlines()[0].split()
     assert head == ["NAME", "COHORT", "GPUS", "USED", "BORROWED", "WAITING", "SHARE", "VALID", "AGE"]

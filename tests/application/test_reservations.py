@@ -110,8 +110,12 @@ async def who_borrowed_makes_way_in_time(tenant: Tenant) -> None:
     began = datetime.fromisoformat(running["status"]["startTime"]).timestamp()
     assert start <= began <= start + 5
     await until(tenant, name, phase="Active", used=4, lent=0)
-    scraped = await asyncio.to_thread(get, tenant, "worker-metrics", "/metrics")
-    assert f'berth_reservation_gpus_used{{reservation="{name}"}} 4.0' in scraped.splitlines()
+
+    async def counted() -> bool:
+        scraped = await asyncio.to_thread(get, tenant, "worker-metrics", "/metrics")
+        return f'berth_reservation_gpus_used{{reservation="{name}"}} 4.0' in scraped.splitlines()
+
+    await eventually(counted, 10, lambda: "the metrics are not what the status says")
 
     await tenant.until("due", phase="Succeeded", seconds=40)
     await tenant.until("lent", phase="Running", seconds=40)
