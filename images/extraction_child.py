@@ -18,9 +18,8 @@ import resource
 import signal
 import sys
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from isal import igzip, isal_zlib
@@ -29,7 +28,7 @@ from images import triton, vllm
 from images.layout import cache_folder
 from images.refused import Refused, shown
 from images.tar import Entry, Reader
-from images.tree import files, wrong_path
+from images.tree import File, wrong_path
 from planning.caches.labels import Kind
 
 CHUNK = 512 * 1024
@@ -51,7 +50,8 @@ class Extraction:
     def __init__(self, kind: Kind, bounds: dict[str, int]) -> None:
         self.root = cache_folder(kind).encode()
         self.bounds = bounds
-        self.members = self.folders = self.bytes = self.written = 0
+        self.members = self.folders = self.bytes = 0
+        self.written: list[File] = []
         self._open: dict[bytes, int] = {b"": os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)}
 
     def layer(self, file: BinaryIO) -> None:
@@ -137,7 +137,7 @@ class Extraction:
             pass
         else:
             self.folders += 1
-            self._bounded(self.folders + self.written)
+            self._bounded(self.folders + len(self.written))
         try:
             opened = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=within)
         except NotADirectoryError:
@@ -155,18 +155,20 @@ class Extraction:
             file = os.open(name, flags, 0o644, dir_fd=self._folder(before))
         except FileExistsError:
             raise Refused("Malformed", f"{shown(path)} is there twice.") from None
+        size = 0
         try:
             for piece in content:
+                size += len(piece)
                 while piece:
                     piece = piece[os.write(file, piece) :]
         finally:
             os.close(file)
-        self.written += 1
+        text = path.decode()
+        self.written.append(File(text, size, text))
 
 
-def inspected(kind: Kind) -> dict[str, Any]:
+def inspected(kind: Kind, found: Sequence[File]) -> dict[str, Any]:
     """What lies in the working folder now; Refused if it is no cache, or not what it says."""
-    found = files(Path())
     cache = triton.read(found)
     cache.require()
     if kind == "triton" and not cache.kernels:
@@ -226,7 +228,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
         for layer in request["layers"]:
             with open(layer, "rb") as file:
                 extraction.layer(file)
-        told = inspected(request["kind"])
+        told = inspected(request["kind"], extraction.written)
         sync(request["folder"])
     except Refused as refused:
         return {"refused": [refused.reason, str(refused)]}
@@ -236,7 +238,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return {"refused": ["NoSpace", "The disk is full."]}
         raise
-    return {"extracted": {**told, "files": extraction.written, "bytes": extraction.bytes}}
+    return {"extracted": {**told, "files": len(extraction.written), "bytes": extraction.bytes}}
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ def refused(tmp_path: Path, *layers: bytes, kind: Kind = "triton", **bounds: Any
             work = Extraction(kind, asdict(Bounds(**bounds)))
             for body in layers:
                 work.layer(io.BytesIO(body))
-            inspected(kind)
+            inspected(kind, work.written)
         except Refused as found:
             return found
     raise AssertionError("it was not refused")
