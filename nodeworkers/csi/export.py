@@ -4,6 +4,7 @@ there is followed, run or trusted: regular files only, counted and bounded.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DEPTH, ENTRIES = 16, 200_000
+_CHANGED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO)  # the pod goes on working meanwhile
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -87,8 +89,10 @@ def _below(folder: int, path: str, depth: int, count: _Count) -> Iterator[tuple[
             if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
                 continue
             handle = os.open(name, _FOLDER if stat.S_ISDIR(mode) else _FILE, dir_fd=folder)
-        except (FileNotFoundError, NotADirectoryError):
-            continue  # the pod goes on working
+        except OSError as error:
+            if error.errno not in _CHANGED:
+                raise
+            continue
         try:
             if stat.S_ISDIR(mode):
                 if depth >= DEPTH:

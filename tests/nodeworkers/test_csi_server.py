@@ -293,8 +293,7 @@ async def test_what_was_begun_is_finished_though_the_kubelet_gave_up(
             await waiting
         gone = csi_pb2.NodeUnpublishVolumeRequest(volume_id="csi-1", target_path="/t")
         after = asyncio.create_task(client.call("csi.v1.Node/NodeUnpublishVolume", gone))
-        while not driver.node._turns or driver.node._turns["csi-1"].waiting < 2:
-            await asyncio.sleep(0.01)
+        await until(lambda: driver.node._turns["csi-1"].waiting == 2)
         go_on.set()
         await after
         assert order == ["published", "unpublished"]

@@ -136,7 +136,10 @@ def node(make_stack: MakeStack) -> Iterator[Node]:
 
 
 def test_pods_mount_compile_and_are_refused_under_a_real_kubelet(node: Node) -> None:
-    compiles = f"cat {CAPTURED}/{KERNEL}/add.cubin; echo; cd {CAPTURED}; mkdir NEW; echo new > NEW/x; echo more > {KERNEL}/extra; echo done"
+    compiles = (
+        f"cat {CAPTURED}/{KERNEL}/add.cubin; echo; cd {CAPTURED}; mkdir NEW; echo new > NEW/x; "
+        f"echo more > {KERNEL}/extra; echo done"
+    )
     service_account = "the default service account of a new namespace"
     sees = ("-n", "team-a", "get", "serviceaccount", "default", "-o", "name")
     node.until(service_account, lambda: "default" in node.stack.kubectl(*sees, check=False))

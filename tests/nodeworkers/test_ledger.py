@@ -209,6 +209,19 @@ def test_a_file_of_something_else_is_set_aside(reopen: Open) -> None:
         again.close()
 
 
+def test_damage_that_no_row_shows_is_found_at_the_start(reopen: Open) -> None:
+    ledger = reopen()
+    ledger.put_cache(CACHE)
+    query = "SELECT rootpage FROM sqlite_schema WHERE name = 'sqlite_autoindex_caches_1'"
+    page, size = ledger._db.execute(query).fetchone()[0], ledger._db.execute("PRAGMA page_size").fetchone()[0]
+    ledger.close()
+    content = bytearray(ledger.path.read_bytes())
+    content[(page - 1) * size : page * size] = bytes(size)
+    ledger.path.write_bytes(content)
+    assert "was damaged" in reopen().repaired
+    assert reopen().caches() == [CACHE]
+
+
 def test_a_ledger_that_cannot_be_opened_says_so(tmp_path: Path) -> None:
     (tmp_path / FILE).mkdir()
     with pytest.raises(LedgerError, match=r"cannot be opened.*needs a folder that it may write"):
