@@ -1,4 +1,6 @@
-"""Puts berth's own objects into a cluster: CRDs, RBAC, settings, webhooks. For `berth up`, the demo and the tests."""
+"""Puts berth's own objects into a cluster: CRDs, RBAC, admission policies, settings, webhooks. For `berth up`, the demo
+and the tests.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,13 @@ def manifests(folder: str) -> list[dict[str, Any]]:
 async def install(
     kube: KubeClient, *, settings: dict[str, Any] | None = None, webhooks: str | None = None, timeout: float = 60.0
 ) -> None:
-    """Applies CRDs and RBAC by server-side apply and waits until the API server serves the CRDs.
+    """Applies CRDs, RBAC and policies by server-side apply and waits until the API server serves the CRDs.
 
     Existing settings are left alone; `settings` replaces them where given. `webhooks` is the address at which the API
     server finds the controller's webhooks, if it does. Raises KubeError with what was refused.
     """
     called = webhook_manifests(webhooks) if webhooks is not None else []
-    for manifest in [*manifests("crds"), *manifests("rbac"), *called]:
+    for manifest in [*manifests("crds"), *manifests("rbac"), *manifests("policies"), *called]:
         metadata = manifest["metadata"]
         await kube.apply(
             resource_for(manifest), metadata["name"], metadata.get("namespace"), manifest, field_manager=FIELD_MANAGER

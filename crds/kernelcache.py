@@ -37,6 +37,7 @@ UpdateType = Literal["Manual", "OnTagChange"]
 
 IMAGE_PATTERN = r"^[^\s@]{1,512}(@sha256:[0-9a-f]{64})?$"
 DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
+PERCENT_PATTERN = r"^[0-9]{1,3}%$"
 NAMESPACE_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 _ENVIRONMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 
@@ -60,15 +61,15 @@ def _percent(value: int | str) -> int | str:
     return value
 
 
-Digest = Annotated[StrictStr, Field(pattern=DIGEST_PATTERN)]
+Digest = Annotated[StrictStr, Field(max_length=71, pattern=DIGEST_PATTERN)]
 MountPath = Annotated[StrictStr, Field(min_length=2, max_length=PATH_LIMIT), AfterValidator(_mount_path)]
 EnvironmentName = Annotated[StrictStr, Field(max_length=128), AfterValidator(_environment_name)]
 Count = Annotated[int, Field(ge=0, json_schema_extra={"format": "int32"})]
 Unavailable = Annotated[
-    Annotated[str, Field(strict=True, max_length=4, pattern=r"^[0-9]{1,3}%$")]
+    Annotated[str, Field(strict=True, max_length=4, pattern=PERCENT_PATTERN)]
     | Annotated[int, Field(strict=True, ge=1, le=10_000)],
     AfterValidator(_percent),
-    Field(json_schema_extra={"x-kubernetes-int-or-string": True}),
+    Field(json_schema_extra={"x-kubernetes-int-or-string": True, "pattern": PERCENT_PATTERN, "maxLength": 4}),
 ]
 
 
@@ -155,7 +156,7 @@ class TritonKernelCacheSpec(CRDModel):
         description="Where pods mount it; left out, the path at which the kernels were compiled.",
     )
     runtime: Runtime = Field(default_factory=Runtime)
-    update_policy: UpdatePolicy = Field(default_factory=UpdatePolicy)
+    update_policy: UpdatePolicy = Field(default_factory=UpdatePolicy, json_schema_extra={"default": {}})
 
     @classmethod
     def parse(cls, raw: object) -> tuple[TritonKernelCacheSpec | None, str]:

@@ -91,6 +91,17 @@ GPUWORKLOADS = Resource("gpu.warp.dev", "v1alpha1", "gpuworkloads", "GPUWorkload
 GPUQUOTAS = Resource("gpu.warp.dev", "v1alpha1", "gpuquotas", "GPUQuota", False)
 GPURESERVATIONS = Resource("gpu.warp.dev", "v1alpha1", "gpureservations", "GPUReservation", False)
 GPUMODELPROFILES = Resource("gpu.warp.dev", "v1alpha1", "gpumodelprofiles", "GPUModelProfile", True)
+TRITONKERNELCACHES = Resource("tkm.io", "v1alpha1", "tritonkernelcaches", "TritonKernelCache", True)
+TRITONKERNELCACHECLUSTERS = Resource(
+    "tkm.io", "v1alpha1", "tritonkernelcacheclusters", "TritonKernelCacheCluster", False
+)
+TRITONKERNELCACHENODESTATUSES = Resource(
+    "tkm.io", "v1alpha1", "tritonkernelcachenodestatuses", "TritonKernelCacheNodeStatus", True
+)
+TRITONKERNELCACHENODESTATUSCLUSTERS = Resource(
+    "tkm.io", "v1alpha1", "tritonkernelcachenodestatusclusters", "TritonKernelCacheNodeStatusCluster", False
+)
+KERNELCACHEPOLICIES = Resource("tkm.io", "v1alpha1", "kernelcachepolicies", "KernelCachePolicy", False)
 
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace", False)
 NODES = Resource("", "v1", "nodes", "Node", False)
@@ -103,6 +114,7 @@ PROVISIONINGREQUESTS = Resource("autoscaling.x-k8s.io", "v1", "provisioningreque
 JOBS = Resource("batch", "v1", "jobs", "Job", True)
 EVENTS = Resource("events.k8s.io", "v1", "events", "Event", True)
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease", True)
+CSINODES = Resource("storage.k8s.io", "v1", "csinodes", "CSINode", False)
 CRDS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", False)
 ROLES = Resource(_RBAC, "v1", "roles", "Role", True)
 ROLEBINDINGS = Resource(_RBAC, "v1", "rolebindings", "RoleBinding", True)
@@ -110,6 +122,10 @@ CLUSTERROLES = Resource(_RBAC, "v1", "clusterroles", "ClusterRole", False)
 CLUSTERROLEBINDINGS = Resource(_RBAC, "v1", "clusterrolebindings", "ClusterRoleBinding", False)
 VALIDATING_WEBHOOKS = Resource(
     _ADMISSION, "v1", "validatingwebhookconfigurations", "ValidatingWebhookConfiguration", False
+)
+ADMISSION_POLICIES = Resource(_ADMISSION, "v1", "validatingadmissionpolicies", "ValidatingAdmissionPolicy", False)
+ADMISSION_BINDINGS = Resource(
+    _ADMISSION, "v1", "validatingadmissionpolicybindings", "ValidatingAdmissionPolicyBinding", False
 )
 MUTATING_WEBHOOKS = Resource(_ADMISSION, "v1", "mutatingwebhookconfigurations", "MutatingWebhookConfiguration", False)
 

@@ -30,7 +30,11 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_an_installed_berth_finds_its_manifests_and_its_trace(installed: Path) -> None:
     found = [manifest["spec"]["names"]["plural"] for manifest in install.manifests("crds")]
-    assert found == ["gpumodelprofiles", "gpuquotas", "gpureservations", "gpuworkloads"]
+    assert found == [
+        "gpumodelprofiles", "gpuquotas", "gpureservations", "gpuworkloads", "kernelcachepolicies",
+        "tritonkernelcacheclusters", "tritonkernelcaches", "tritonkernelcachenodestatusclusters",
+        "tritonkernelcachenodestatuses",
+    ]  # fmt: skip
     assert install.manifests("rbac")
     assert trace.default_folder().is_relative_to(installed)
 
