@@ -13,9 +13,11 @@ import os
 import re
 import signal
 import stat
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -336,6 +338,54 @@ def test_a_child_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(Refused, match="ended by signal 9") as caught:
         extracted(tmp_path, layer(KERNEL))
     assert caught.value.reason == "Crashed"
+
+
+WAITS = """
+import asyncio, sys
+from pathlib import Path
+from images.extraction import extract
+
+asyncio.run(extract([Path(sys.argv[1])], "triton", Path(sys.argv[2])))
+"""
+
+
+def test_the_child_dies_with_its_parent(tmp_path: Path) -> None:
+    """It would otherwise go on writing into a folder that the next start sweeps."""
+    pipe, into = tmp_path / "layer", tmp_path / "into"
+    os.mkfifo(pipe)
+    into.mkdir()
+    keeper = os.open(pipe, os.O_RDWR)  # a layer that never comes
+    parent = subprocess.Popen([sys.executable, "-c", WAITS, str(pipe), str(into)])
+    child = 0
+    try:
+        eventually(lambda: working(into) and "NoNewPrivs:\t1" in told(working(into), "status"))
+        child = working(into)
+        parent.kill()
+        parent.wait()
+        eventually(lambda: not working(into))
+        child = 0
+    finally:
+        parent.kill()
+        parent.wait()
+        os.close(keeper)
+        if child:
+            os.kill(child, signal.SIGKILL)
+
+
+def working(folder: Path) -> int:
+    """The process that works in a folder; 0: none."""
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and os.readlink(entry / "cwd") == str(folder):
+                return int(entry.name)
+    return 0
+
+
+def eventually(happened: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 30
+    while not happened():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(
