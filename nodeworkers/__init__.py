@@ -1,1 +1,1 @@
-"""The node's process: what answers the kubelet, and the hardware work that workflows ask for."""
+"""The node process: what it stores, mounts and answers the kubelet from its own ledger."""
