@@ -7,6 +7,7 @@ the kernel would take.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import re
 from collections.abc import Iterable
@@ -40,14 +41,9 @@ def here(places: Iterable[str] = (), below: str = "") -> list[MountPoint]:
     """What is mounted at these places and below that folder, oldest first; of a place with several, the last shows."""
     wanted, folder = set(places), f"{below.rstrip('/')}/"
     names = [_written(place) for place in wanted] + ([_written(folder)] if below else [])
-    found = []
-    for line in TABLE.read_bytes().splitlines():
-        # A node has thousands of mounts: most lines are left aside without taking them apart.
-        if any(name in line for name in names):
-            point = _parse_line(line)
-            if point is not None and (point.place in wanted or (below and point.place.startswith(folder))):
-                found.append(point)
-    return found
+    # A node has thousands of mounts: most lines are left aside without taking them apart.
+    near = b"\n".join(line for line in TABLE.read_bytes().splitlines() if any(name in line for name in names))
+    return [point for point in parse(near) if point.place in wanted or (below and point.place.startswith(folder))]
 
 
 def mount(source: str, place: str, kind: str, flags: int, data: str) -> None:
@@ -63,7 +59,7 @@ def unmount(place: str) -> None:
     try:
         _check(_libc.umount2(os.fsencode(place), _NO_FOLLOW), place)
     except OSError as error:
-        if error.errno != 16:  # EBUSY
+        if error.errno != errno.EBUSY:
             raise
         _check(_libc.umount2(os.fsencode(place), _NO_FOLLOW | _DETACH), place)
 

@@ -30,7 +30,7 @@ _SAID = (
     "pod_uid", "pod_namespace", "pod_name", "cache_uid", "cache_kind", "cache_name", "digest", "mount_path", "upper",
     "size_bytes", "size_cap",
 )  # fmt: skip
-# Pods may look into each other's files below as little as into the store: what is written goes above, whole.
+# Whatever a kernel's defaults are: what a pod changes lies above as whole files, which can be copied out.
 _OVERLAY = "index=off,metacopy=off,redirect_dir=off"
 _UNFIT = set(',:\\"\n')  # what would need escaping among overlay's options
 _mount: TypeAdapter[Mount] = TypeAdapter(Mount)
