@@ -18,6 +18,7 @@ from typing import get_args
 
 from images import refused as refusals
 from images.refused import Refused, shown
+from images.tree import FOLDER_MODE
 from planning.caches import limits
 from planning.caches.compatibility import Target, target_of
 from planning.caches.labels import Kind
@@ -69,7 +70,7 @@ async def extract(layers: Sequence[Path], kind: Kind, into: Path, bounds: Bounds
         folder = _opened(opened, into, os.O_RDONLY | os.O_DIRECTORY)
         if os.listdir(folder):
             raise ValueError(f"{into} is not empty")
-        os.fchmod(folder, 0o755)
+        os.fchmod(folder, FOLDER_MODE)
         if root:
             os.fchown(folder, EXTRACTOR_UID, EXTRACTOR_UID)
         files = [_opened(opened, layer, os.O_RDONLY) for layer in layers]

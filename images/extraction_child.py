@@ -28,7 +28,7 @@ from images import triton, vllm
 from images.layout import cache_folder
 from images.refused import Refused, shown
 from images.tar import Entry, Reader
-from images.tree import File, wrong_path
+from images.tree import FILE_MODE, FOLDER_MODE, File, wrong_path
 from planning.caches.labels import Kind
 
 CHUNK = 512 * 1024
@@ -132,7 +132,7 @@ class Extraction:
         before, _, name = path.rpartition(b"/")
         within = self._folder(before)
         try:
-            os.mkdir(name, 0o755, dir_fd=within)
+            os.mkdir(name, FOLDER_MODE, dir_fd=within)
         except FileExistsError:
             pass
         else:
@@ -152,7 +152,7 @@ class Extraction:
         before, _, name = path.rpartition(b"/")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            file = os.open(name, flags, 0o644, dir_fd=self._folder(before))
+            file = os.open(name, flags, FILE_MODE, dir_fd=self._folder(before))
         except FileExistsError:
             raise Refused("Malformed", f"{shown(path)} is there twice.") from None
         size = 0
@@ -192,7 +192,7 @@ def confine(request: dict[str, Any]) -> None:
     """Gives up what is not needed, for good; who is not root has nothing to give up but room."""
     bounds, uid = request["bounds"], request["uid"]
     os.fchdir(request["folder"])
-    os.umask(0o022)
+    os.umask(0)
     for which, most in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_NOFILE, 64 + max(request["folder"], *request["layers"])),

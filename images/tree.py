@@ -14,6 +14,10 @@ from pathlib import Path
 from images.refused import Refused, shown
 from planning.caches import limits
 
+# Of all that is extracted, for an overlay shows the modes of what lies below it: a pod that is not root compiles into
+# folders that exist, in a layer of its own. Nobody else can reach them: the store's own folder is root's alone.
+FILE_MODE, FOLDER_MODE = 0o666, 0o777
+
 _CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
 _LEFT_BY_TRITON = "tmp.pid_"  # what an interrupted Triton leaves behind
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from images.refused import Refused, shown
-from images.tree import File, files
+from images.tree import FILE_MODE, FOLDER_MODE, File, files
 from planning.caches import limits
 from planning.caches.compatibility import Target, target_of
 from planning.caches.labels import parse_json
@@ -218,8 +218,8 @@ def relocate(content: Path, mount_path: str, into: Path) -> int:
         place = into / file.path
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(json.dumps(moved))
-        place.chmod(0o644)
+        place.chmod(FILE_MODE)
         for folder in itertools.takewhile(lambda each: each != into, place.parents):
-            folder.chmod(0o755)
+            folder.chmod(FOLDER_MODE)
         count += 1
     return count

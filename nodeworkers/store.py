@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from images.refused import Refused
+from images.tree import FOLDER_MODE
 from images.triton import relocate
 from planning.caches import limits
 from planning.caches.eviction import Stored, to_remove
@@ -162,7 +163,8 @@ class Store:
         try:
             with _full_disk():
                 layer = folder / "layer"
-                layer.mkdir(mode=0o755)
+                layer.mkdir()
+                layer.chmod(FOLDER_MODE)
                 if relocate(cached.content, mount_path, layer) == 0:
                     return None
                 _settle(layer)

@@ -110,7 +110,7 @@ def test_what_was_packed_comes_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give up being root")
-def test_the_child_is_nobody_and_any_pod_may_read(tmp_path: Path) -> None:
+def test_the_child_is_nobody_and_any_pod_may_read_and_compile_above_it(tmp_path: Path) -> None:
     odd = member(ROOT + KEY + b"/add.so", b"x", mode=0o7777)
     hidden = member(ROOT + KEY + b"/hidden/", type_=b"5", mode=0)
     old = os.umask(0o077)
@@ -121,7 +121,7 @@ def test_the_child_is_nobody_and_any_pod_may_read(tmp_path: Path) -> None:
     for path in (into, *into.rglob("*")):
         info = path.stat()
         assert info.st_uid == info.st_gid == EXTRACTOR_UID
-        assert stat.S_IMODE(info.st_mode) == (0o755 if path.is_dir() else 0o644), path
+        assert stat.S_IMODE(info.st_mode) == (0o777 if path.is_dir() else 0o666), path
 
 
 def test_the_child_keeps_nothing_that_it_does_not_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,6 +117,8 @@ def test_relocations_are_made_once_and_leave_with_their_cache(tmp_path: Path) ->
     kept = put(store, A)
     layer = store.relocation(A, "/mnt/warm")
     assert layer is not None and store.relocation(A, "/mnt/warm") == layer != store.relocation(A, "/other")
+    for path in (layer, *layer.rglob("*")):  # an overlay shows these modes to pods that are not root
+        assert path.stat().st_mode & 0o777 == (0o777 if path.is_dir() else 0o666), path
     (group,) = layer.rglob("__grp__*.json")
     beside = kept.content / group.parent.relative_to(layer)
     for name, path in json.loads(group.read_text())["child_paths"].items():
