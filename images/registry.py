@@ -118,8 +118,9 @@ class Registry:
         """What refers to the digest of this reference (signatures, above all), whatever its type: not every registry
         tells the artifact's type, so a caller that wants one must look at manifests that have none it knows.
 
-        From the referrers API, and from the fallback tag where that has nothing: images that were copied from another
-        registry have their referrers there. Of several endpoints the first who knows of any counts.
+        From the referrers API and from the fallback tag: images that were copied from another registry have their
+        referrers there, and somebody's push to the one must not hide them. Of several endpoints the first who knows of
+        any counts.
         """
         if not is_digest(reference.digest):
             raise ValueError(f"{reference} has no digest")
@@ -127,11 +128,13 @@ class Registry:
 
         async def ask(endpoint: Endpoint) -> tuple[Descriptor, ...]:
             nonlocal answered
-            found = await self._referrers(endpoint, reference) or await self._fallback(endpoint, reference)
+            found: dict[str, Descriptor] = {}
+            for each in (*await self._referrers(endpoint, reference), *await self._fallback(endpoint, reference)):
+                found.setdefault(each.digest, each)
             answered = True
             if not found:
                 raise RegistryError("not_found", str(reference), f"{endpoint.name} knows of nothing that refers to it")
-            return found
+            return tuple(found.values())
 
         try:
             return await self._client.anywhere(reference, ask)

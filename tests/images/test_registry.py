@@ -326,7 +326,18 @@ async def test_referrers_by_api_and_by_page(registry: Registry, server: hostile.
     server.trick("/referrers/", answering(200, index_of(SIGNATURE), Content_Type=OCI_INDEX, Link=link), times=1)
     server.trick("/referrers/", answering(200, index_of(OTHER), Content_Type=OCI_INDEX))
     assert await registry.referrers(reference) == (SIGNATURE, OTHER)
-    assert server.requests[-1][1].endswith("?last=a%2Fb")
+    asked = [path for _, path, *_ in server.requests if "/referrers/" in path]
+    assert len(asked) == 2 and asked[-1].endswith("?last=a%2Fb")
+
+
+async def test_a_referrer_that_somebody_pushes_hides_none_behind_the_fallback_tag(
+    registry: Registry, server: hostile.Registry
+) -> None:
+    image = an_image(10)
+    reference = server.has(image).at(image.descriptor.digest)
+    server.trick("/referrers/", answering(200, index_of(OTHER), Content_Type=OCI_INDEX))
+    server.manifests[reference.digest.replace(":", "-")] = (index_of(SIGNATURE, OTHER), OCI_INDEX)
+    assert await registry.referrers(reference) == (OTHER, SIGNATURE)
 
 
 @pytest.mark.parametrize(
