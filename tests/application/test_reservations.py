@@ -94,7 +94,7 @@ async def who_borrowed_makes_way_in_time(tenant: Tenant) -> None:
     assert [each["why"] for each in explained["nodes"] if each["name"] == node] == [f"kept for GPUReservation {name}"]
     await tenant.apply("lent", 4, run="600s", preemptible=True)
     await tenant.until("lent", phase="Running")
-    await tenant.apply("due", 4, run="8s", reservation=name)
+    await tenant.apply("due", 4, run="20s", reservation=name)
     waiting = await tenant.until("due", phase="Scheduling")
     assert condition(waiting, "Scheduled")["reason"] == "WaitingForReservation"
     assert waiting["status"]["message"].startswith(f"GPUReservation {name} begins at {timestamp(start)}; 4 GPUs")
