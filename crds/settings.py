@@ -1,5 +1,6 @@
 """The installation's settings: one ConfigMap `berth-settings` in `berth-system`, key `settings.yaml`, for everyone
-who creates Jobs or places them. What it does not say has a default here; what it says wrongly is refused with a path.
+who creates Jobs, places them, or asks registries. What it does not say has a default here; what it says wrongly is
+refused with a path.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ SETTINGS_KEY = "settings.yaml"
 
 ParameterName = Annotated[StrictStr, Field(min_length=1, max_length=253)]
 ParameterValue = Annotated[StrictStr, Field(max_length=255)]
+Host = Annotated[StrictStr, Field(min_length=1, max_length=260, pattern=r"^\S+$")]
+Mirror = Annotated[StrictStr, Field(min_length=1, max_length=512, pattern=r"^\S+$")]
 
 _DEFAULT_SCRIPT = 'echo "berth: model ${MODEL_NAME} on ${GPU_COUNT} GPU(s); no image was given, so nothing more runs"'
 
@@ -35,6 +38,20 @@ class Provisioning(CRDModel):
     backoff_seconds: Annotated[Int, Field(ge=1, le=1800)] = 60
 
 
+class Registries(CRDModel):
+    """How registries of kernel caches are reached. Whether hosts and certificates make sense is for whoever connects
+    (`images.endpoints.settings_of`), so that a mistake here stops kernel caches and nothing else.
+    """
+
+    mirrors: Annotated[dict[Host, Annotated[list[Mirror], Field(max_length=8)]], Field(max_length=64)] = Field(
+        default_factory=dict
+    )
+    insecure: Annotated[list[Host], Field(max_length=64)] = Field(default_factory=list)
+    authorities: Annotated[StrictStr, Field(max_length=256 * 1024)] = ""
+    proxy: Annotated[StrictStr, Field(max_length=512)] = ""
+    no_proxy: Annotated[StrictStr, Field(max_length=4096)] = ""
+
+
 class Settings(CRDModel):
     """What the platform engineer sets once for the whole installation."""
 
@@ -52,6 +69,7 @@ class Settings(CRDModel):
     provisioning: Provisioning | None = None
     verify_enabled: StrictBool = True
     allow_unsigned_images: StrictBool = False
+    registries: Registries = Field(default_factory=Registries)
 
     @classmethod
     def parse(cls, raw: object) -> tuple[Settings | None, str]:

@@ -16,6 +16,8 @@ import orjson
 
 from images.reference import DOCKER_HUB
 
+SECRET_TYPE = "kubernetes.io/dockerconfigjson"  # noqa: S105 - a type
+SECRET_KEY = ".dockerconfigjson"  # noqa: S105 - a name
 LIMIT = 1024 * 1024  # bytes; a Secret cannot be larger
 
 _HUB_KEY = f"index.{DOCKER_HUB}"
@@ -74,6 +76,23 @@ class Credentials:
             if credential is not None and matched:
                 found[matched] = credential
         return cls(found)
+
+    @classmethod
+    def from_secret(cls, secret: Mapping[str, object]) -> Credentials:
+        """A Secret as the API server gives it. Raises BadCredentials, with nothing of its content."""
+        if secret.get("type") != SECRET_TYPE:
+            raise BadCredentials(f"it is no Secret of type {SECRET_TYPE}")
+        data = secret.get("data")
+        encoded = data.get(SECRET_KEY) if isinstance(data, Mapping) else None
+        if not isinstance(encoded, str):
+            raise BadCredentials(f"data: has no {SECRET_KEY}")
+        try:
+            content = base64.b64decode(encoded, validate=True)
+        except (binascii.Error, ValueError):
+            content = None
+        if content is None:
+            raise BadCredentials(f"data.{SECRET_KEY}: is not base64")
+        return cls.parse(content)
 
     def find(self, registry: str, repository: str) -> tuple[Credential, ...]:
         """Those that may serve this repository, most specific first. The registry's name, without a scheme."""

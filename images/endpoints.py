@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from yarl import URL
 
+from crds.settings import Registries
 from images.reference import DOCKER_HUB, BadReference, Reference, check_repository, parse_registry
 
 _HUB_HOST = "registry-1.docker.io"
@@ -64,6 +65,20 @@ class Settings:
         if self.proxy and not _is_proxy(self.proxy):
             raise BadSettings("proxy: must be a URL such as http://proxy.example:3128 (http or https)")
         return self
+
+
+def settings_of(registries: Registries) -> Settings:
+    """What `registries` of berth-settings says. Raises BadSettings, with the path of what cannot be used."""
+    try:
+        return Settings(
+            mirrors={registry: tuple(mirrors) for registry, mirrors in registries.mirrors.items()},
+            insecure=frozenset(registries.insecure),
+            authorities=registries.authorities,
+            proxy=registries.proxy,
+            no_proxy=registries.no_proxy,
+        ).checked()
+    except BadSettings as wrong:
+        raise BadSettings(f"registries.{wrong}") from None
 
 
 @dataclass(frozen=True)

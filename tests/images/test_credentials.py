@@ -153,3 +153,31 @@ def test_any_entries_are_credentials_or_refused(auths: dict[str, Any], data: st.
     registry = data.draw(st.sampled_from([*auths, "r.example", "[::1]:80", ""]))
     for each in credentials.find(registry, data.draw(st.text(max_size=5))):
         assert each.authorization.startswith("Basic ")
+
+
+def secret(content: bytes, **changed: Any) -> dict[str, Any]:
+    data = {".dockerconfigjson": base64.b64encode(content).decode()}
+    return {"type": "kubernetes.io/dockerconfigjson", "data": data, **changed}
+
+
+def test_a_secret_as_the_api_server_gives_it() -> None:
+    credentials = Credentials.from_secret(secret(json.dumps({"auths": {"r.example": {"auth": basic("u")}}}).encode()))
+    assert users(credentials, "r.example", "a") == ["u"]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (secret(b"{}", type="Opaque"), "it is no Secret of type kubernetes.io/dockerconfigjson"),
+        (secret(b"{}", type=None), "it is no Secret of type"),
+        (secret(b"{}", data=None), "data: has no .dockerconfigjson"),
+        (secret(b"{}", data={"token": SECRET}), "data: has no .dockerconfigjson"),
+        (secret(b"{}", data={".dockerconfigjson": SECRET}), "data..dockerconfigjson: is not base64"),
+        (secret(SECRET.encode()), 'the credentials must be JSON with an object "auths"'),
+    ],
+)
+def test_a_secret_that_is_none_says_why_and_nothing_of_its_content(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(BadCredentials) as caught:
+        Credentials.from_secret(given)
+    assert str(caught.value).startswith(told)
+    assert SECRET not in "".join(traceback.format_exception(caught.value))

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from yarl import URL
 
-from images.endpoints import BadSettings, Settings, elsewhere, endpoints, forbidden, proxy_for
+from crds.settings import Settings as Installation
+from images.endpoints import BadSettings, Settings, elsewhere, endpoints, forbidden, proxy_for, settings_of
 from images.reference import Reference
 
 
@@ -139,3 +140,40 @@ def test_any_list_of_exceptions_is_read(exceptions: str, host: str) -> None:
     except ValueError:
         return
     assert proxy_for(Settings(), url, {"HTTPS_PROXY": "http://p:1", "NO_PROXY": exceptions}) in (None, "http://p:1")
+
+
+def test_what_berth_settings_says_of_registries() -> None:
+    raw = {
+        "registries": {
+            "mirrors": {"r.example": ["m.example:5000/proxy/r"]},
+            "insecure": ["m.example:5000"],
+            "proxy": "http://proxy.example:3128",
+            "noProxy": "10.0.0.0/8,.corp.example",
+        }
+    }
+    installation, refused = Installation.parse(raw)
+    assert installation is not None, refused
+    settings = settings_of(installation.registries)
+    assert urls(settings, "r.example/a:v1") == [
+        "http://m.example:5000/v2/proxy/r/a/manifests/v1",
+        "https://r.example/v2/a/manifests/v1",
+    ]
+    assert proxy_for(settings, URL("https://r.example"), {}) == "http://proxy.example:3128"
+    assert proxy_for(settings, URL("https://r.corp.example"), {}) is None
+    assert settings_of(Installation().registries) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("registries", "told"),
+    [
+        ({"mirrors": {"r.example": ["https://m.example"]}}, "registries.mirrors: 'https://m.example'"),
+        ({"authorities": "nonsense"}, "registries.authorities: must be certificates in PEM"),
+        ({"proxy": "proxy.example"}, "registries.proxy: must be a URL"),
+    ],
+)
+def test_a_mistake_in_it_is_told_by_its_path_and_stops_nobody_else(registries: dict[str, object], told: str) -> None:
+    installation, refused = Installation.parse({"registries": registries})
+    assert installation is not None, refused
+    with pytest.raises(BadSettings) as caught:
+        settings_of(installation.registries)
+    assert str(caught.value).startswith(told)
