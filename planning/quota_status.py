@@ -7,17 +7,17 @@ holds changes with every round; it is written at most every few seconds, what is
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from crds.settings import Settings
 from planning.capacity import Belongings
+from planning.conditions import condition
 from planning.held import visible
 from planning.model import Lately, QuotaView, Snapshot
 from planning.quotas import Account, Books, opened, recalled
 from planning.times import timestamp
-from planning.windows import ReservationView
 
 # Seconds between two writes of what is held.
 PAUSE = 10.0
@@ -118,7 +118,7 @@ def _status(
     reason = "Misconfigured" if problem else "Valid"
     status: dict[str, Any] = {
         "observedGeneration": view.generation,
-        "conditions": [condition(view, "Valid", not problem, reason, problem, now)],
+        "conditions": [condition(view.status, "Valid", not problem, reason, problem, view.generation, now)],
     }
     account = books.accounts.get(view.name)
     if account is None:
@@ -129,23 +129,6 @@ def _status(
         status["share"] = _percent(books.share(account))
         status["lately"] = _percent(recalled(lately.get(view.name), now))
     return status
-
-
-def condition(
-    view: QuotaView | ReservationView, kind: str, holds: bool, reason: str, message: str, now: float
-) -> dict[str, Any]:
-    """The condition as it is due; it changed now unless the status shows that it held, or did not, before."""
-    before = next((c for c in conditions(view.status) if c.get("type") == kind), {})
-    value = "True" if holds else "False"
-    same = before.get("status") == value and isinstance(before.get("lastTransitionTime"), str)
-    return {
-        "type": kind,
-        "status": value,
-        "observedGeneration": view.generation,
-        "lastTransitionTime": before["lastTransitionTime"] if same else timestamp(now),
-        "reason": reason,
-        "message": message,
-    }
 
 
 def _borrowed(account: Account) -> list[int]:
@@ -166,9 +149,3 @@ def _held(amounts: list[int]) -> dict[str, Any]:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
-
-
-def conditions(status: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
-    """The conditions that a status shows."""
-    found = status.get("conditions")
-    return [item for item in found if isinstance(item, Mapping)] if isinstance(found, list) else []

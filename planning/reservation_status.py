@@ -14,11 +14,12 @@ from typing import Any
 from crds.gpureservation import MOST_SHOWN
 from crds.settings import Settings
 from planning.capacity import Belongings
+from planning.conditions import condition, conditions
 from planning.filters import show_gpus
 from planning.held import visible
 from planning.model import Snapshot
 from planning.podspecs import mappings
-from planning.quota_status import PAUSE, condition, conditions
+from planning.quota_status import PAUSE
 from planning.reservations import Reservations
 from planning.times import timestamp
 from planning.windows import ReservationView, Window, where
@@ -126,7 +127,7 @@ def _status(each: Standing, now: float) -> dict[str, Any]:
         "lent": each.lent,
         "waiting": each.waiting,
         "nodes": [{"name": name, "gpus": gpus} for name, gpus in nodes[:MOST_SHOWN]],
-        "conditions": [condition(view, "Reserved", holds, reason, message, now)],
+        "conditions": [condition(view.status, "Reserved", holds, reason, message, view.generation, now)],
     }
 
 

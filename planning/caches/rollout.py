@@ -1,0 +1,289 @@
+"""Decides what the nodes are to do next about one kernel cache: which digest they shall have, who is ordered to prepare
+it now, when a bad one is given up for the last that was good, and who must let go of a cache that leaves.
+
+For the look of a cache's workflow. Pure: what is carried (`Rollout`), what is seen (`Seen`), and the step that follows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from crds.kernelcache import TritonKernelCacheSpec
+from planning.caches.orders import NodeOrder, Outcome, Report
+
+AT_ONCE = 64  # orders that are under way for one cache: what a registry and the control plane bear together
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A node that has had an order. `key` is what the order was about, `digest` what it was to have ('': nothing, it
+    is to let go); `outcome` is '' until the node has answered. The rest is its last report.
+    """
+
+    epoch: int
+    key: str
+    digest: str
+    outcome: Outcome | str = ""
+    serves: str = ""
+    reason: str = ""
+    message: str = ""
+    pods: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An image that nodes can be told to have: registry/repository and digest; both empty for none."""
+
+    image: str = ""
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """What a rollout is about, apart from its nodes.
+
+    `latest` is what the reference stood for when it was `asked` last, at `asked_at`; `reference` is the one that was
+    asked for. `goal` is what nodes shall have, `good` the last that was ready everywhere. `rejected` is a digest that
+    was given up, `why`, and `under` which spec and rules.
+    """
+
+    reference: str = ""
+    latest: Target = field(default_factory=Target)
+    asked_at: float = 0.0
+    goal: Target = field(default_factory=Target)
+    good: Target = field(default_factory=Target)
+    rejected: str = ""
+    why: str = ""
+    under: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """All that is carried: `epoch` is the newest that any order had."""
+
+    aim: Aim = field(default_factory=Aim)
+    members: Mapping[str, Member] = field(default_factory=dict)
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """The nodes as a look finds them. `selected`: those that the cache is for, and whether each is ready to be told
+    something; `alive`: all that there are; `rechecked`: those whose hardware or store is another than it was.
+    """
+
+    selected: Mapping[str, bool]
+    alive: frozenset[str]
+    rechecked: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a cache's object asks for. `rules` stands for whatever decides about trust."""
+
+    generation: int
+    spec: TritonKernelCacheSpec
+    rules: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """An order to a node, and what it is about."""
+
+    node: str
+    key: str
+    order: NodeOrder
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a look decides: the aim from now on, orders to send, nodes to forget, and whether a leave is complete."""
+
+    aim: Aim
+    orders: tuple[Sent, ...] = ()
+    forgotten: tuple[str, ...] = ()
+    over: bool = False
+
+
+def asks(spec: TritonKernelCacheSpec, aim: Aim, now: float) -> bool:
+    """Whether the registry is to be asked now what the reference stands for.
+
+    One with a digest never is. `Always` and OnTagChange ask at each interval, others once for each reference.
+    """
+    if "@" in spec.oci_image.image or spec.oci_image.pull_policy == "Never":
+        return False
+    if aim.reference != spec.oci_image.image:
+        return True
+    again = spec.update_policy.type == "OnTagChange" or spec.oci_image.pull_policy == "Always"
+    return again and now >= aim.asked_at + spec.update_policy.interval_seconds
+
+
+def answered(aim: Aim, reference: str, latest: Target, now: float, follow: bool) -> Aim:
+    """The aim after a reference was found to stand for `latest`. `follow`: whether a tag that moved is followed; a
+    reference that somebody wrote anew always is.
+    """
+    written = aim.reference != reference
+    aim = replace(aim, reference=reference, latest=latest, asked_at=now)
+    if written:
+        return replace(aim, goal=latest, rejected="", why="", under="")
+    if follow and latest.digest not in (aim.goal.digest, aim.rejected):
+        return replace(aim, goal=latest, rejected="", why="", under="")
+    return aim
+
+
+def step(rollout: Rollout, wanted: Wanted, nodes: Nodes, first_epoch: int) -> Step:
+    """The next step of a cache that is to be there.
+
+    `first_epoch` is at least what the next order's epoch must be, also after all that was carried was lost.
+    """
+    aim = _reconsidered(rollout.aim, wanted)
+    aim = _settled(_rolled_back(aim, rollout, wanted), rollout, wanted, nodes)
+    epoch = max(rollout.epoch + 1, first_epoch)
+    orders: list[Sent] = []
+    if aim.goal.digest:
+        key = _key(aim.goal, wanted)
+        order = NodeOrder(epoch, "prepare", aim.goal.image, aim.goal.digest, wanted.generation)
+        most = wanted.spec.update_policy.max_unavailable
+        orders += [Sent(name, key, order) for name in _next(rollout, nodes, aim.goal.digest, key, most)]
+    orders += _farewells(rollout, nodes, NodeOrder(epoch, "remove", generation=wanted.generation))
+    forgotten = tuple(name for name in sorted(rollout.members) if _gone(name, rollout.members[name], nodes))
+    return Step(aim, tuple(orders), forgotten)
+
+
+def farewell(rollout: Rollout, generation: int, nodes: Nodes, first_epoch: int, *, forced: bool) -> Step:
+    """The next step of a cache that is being deleted: every live node lets go of it first, unless it is `forced`."""
+    nodes = replace(nodes, selected={})
+    order = NodeOrder(max(rollout.epoch + 1, first_epoch), "remove", generation=generation)
+    forgotten = tuple(name for name in sorted(rollout.members) if _gone(name, rollout.members[name], nodes))
+    left = rollout.members.keys() - set(forgotten)
+    return Step(rollout.aim, tuple(_farewells(rollout, nodes, order)), forgotten, over=forced or not left)
+
+
+def applied(rollout: Rollout, step: Step) -> Rollout:
+    """What is carried after a step was taken. The answers of before are kept until the node answers anew."""
+    members = {name: each for name, each in rollout.members.items() if name not in step.forgotten}
+    epoch = rollout.epoch
+    for sent in step.orders:
+        before = members.get(sent.node, Member(0, "", ""))
+        members[sent.node] = replace(
+            before, epoch=sent.order.epoch, key=sent.key, digest=sent.order.digest, outcome="", reason="", message=""
+        )
+        epoch = max(epoch, sent.order.epoch)
+    return Rollout(step.aim, members, epoch)
+
+
+def reported(rollout: Rollout, report: Report) -> Rollout:
+    """What is carried after a node answered; one to an order that is not its newest says nothing any more."""
+    member = rollout.members.get(report.node)
+    if member is None or member.epoch != report.epoch:
+        return rollout
+    told = replace(
+        member, outcome=report.outcome, serves=report.serves, reason=report.reason, message=report.message,
+        pods=report.pods,
+    )  # fmt: skip
+    return replace(rollout, members={**rollout.members, report.node: told})
+
+
+def unavailable(most: int | str, nodes: int) -> int:
+    """How many of so many nodes may be without the new digest: a number, or a share rounded down; at least one."""
+    if isinstance(most, str):
+        return max(1, nodes * int(most.removesuffix("%")) // 100)
+    return most
+
+
+def _key(goal: Target, wanted: Wanted) -> str:
+    """What an order is about: with another key the node has to look again."""
+    spec = wanted.spec
+    parts = (
+        goal.image, goal.digest, wanted.rules, spec.oci_image.model_dump_json(exclude={"image"}),
+        str(spec.validate_signature), spec.mount_path or "", spec.runtime.model_dump_json(),
+    )  # fmt: skip
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def _under(wanted: Wanted) -> str:
+    return f"{wanted.generation}/{wanted.rules}"
+
+
+def _reconsidered(aim: Aim, wanted: Wanted) -> Aim:
+    """The aim, with what was given up tried again if somebody changed what it was judged by."""
+    if not aim.rejected or aim.under == _under(wanted):
+        return aim
+    goal = aim.latest if aim.latest.digest == aim.rejected else aim.goal
+    return replace(aim, goal=goal, rejected="", why="", under="")
+
+
+def _rolled_back(aim: Aim, rollout: Rollout, wanted: Wanted) -> Aim:
+    """The aim, back at the last good one if a node says that the new image itself is at fault."""
+    if not wanted.spec.update_policy.automatic_rollback or not aim.good.digest or aim.good == aim.goal:
+        return aim
+    key = _key(aim.goal, wanted)
+    for name in sorted(rollout.members):
+        member = rollout.members[name]
+        if member.outcome == "failed" and member.key == key:
+            why = f"{name}: {member.message}"[:512]
+            return replace(aim, goal=aim.good, rejected=aim.goal.digest, why=why, under=_under(wanted))
+    return aim
+
+
+def _settled(aim: Aim, rollout: Rollout, wanted: Wanted, nodes: Nodes) -> Aim:
+    """The aim, with what every node has by now as the last good one."""
+    if aim.goal == aim.good or not aim.goal.digest:
+        return aim
+    key = _key(aim.goal, wanted)
+    ready = 0
+    for name, usable in nodes.selected.items():
+        member = rollout.members.get(name)
+        if member is None or member.key != key or member.outcome not in ("ready", "incompatible"):
+            if usable or (member is not None and member.outcome == "failed"):
+                return aim
+            continue  # a node that is away must not keep all others from having been good
+        ready += member.outcome == "ready"
+    return replace(aim, good=aim.goal) if ready else aim
+
+
+def _next(rollout: Rollout, nodes: Nodes, goal: str, key: str, most: int | str) -> list[str]:
+    """Who is ordered now. A node that gives up another digest for this one takes a place of `maxUnavailable`, as do
+    those that were told and are not ready; nodes that serve nothing, or this very digest, wait for nobody.
+    """
+    due, under_way, without = [], 0, 0
+    for name in sorted(nodes.selected):
+        member = rollout.members.get(name)
+        usable = nodes.selected[name]
+        current = member is not None and member.key == key and name not in nodes.rechecked
+        if not current and usable:
+            due.append(name)
+        if member is None or not current:
+            continue
+        waits = member.outcome in ("", "retrying")
+        under_way += member.outcome == "" and usable
+        without += usable and (waits or member.outcome == "failed") and member.serves not in ("", goal)
+    room = unavailable(most, len(nodes.selected)) - without
+    chosen: list[str] = []
+    for name in due:
+        if under_way + len(chosen) >= AT_ONCE:
+            break
+        member = rollout.members.get(name)
+        if member is not None and member.serves not in ("", goal):
+            if room <= 0:
+                continue
+            room -= 1
+        chosen.append(name)
+    return chosen
+
+
+def _farewells(rollout: Rollout, nodes: Nodes, order: NodeOrder) -> list[Sent]:
+    """Orders to let go, for live nodes that the cache is not for."""
+    due = []
+    for name in sorted(rollout.members):
+        told = not rollout.members[name].digest and name not in nodes.rechecked
+        if name not in nodes.selected and name in nodes.alive and not told:
+            due.append(Sent(name, "", order))
+    return due
+
+
+def _gone(name: str, member: Member, nodes: Nodes) -> bool:
+    """Whether a node need not be thought of any more: it is deleted, or it has let go as it was told."""
+    return name not in nodes.alive or (member.outcome == "removed" and name not in nodes.selected)

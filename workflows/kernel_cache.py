@@ -1,0 +1,105 @@
+"""KernelCache: one kernel cache on all its nodes, from the object's creation until the last node has let go of it.
+
+Every look is one local activity that reads, asks the registry what a tag stands for, decides (planning.caches.rollout),
+sends orders to the workflows of nodes and shows the status. What nodes answer comes as signals. Between looks this
+waits: a cache that is ready everywhere costs nothing.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy, VersioningBehavior
+from temporalio.exceptions import ActivityError, is_cancelled_exception
+
+from activities.cache_signatures import LOOK_AT_CACHE, CacheLook, CacheLooked, CacheState
+from activities.messages import PHASE, Poke
+from planning.caches.orders import Report
+from planning.caches.rollout import applied, reported
+from workflows.placement import newest
+
+# As for workloads: short calls are repeated inside the workflow task, long silences are timers.
+LOCAL_RETRY = timedelta(seconds=4)
+PATIENCE = timedelta(hours=1)
+RETRY = RetryPolicy(initial_interval=timedelta(milliseconds=200), maximum_interval=timedelta(seconds=30))
+
+
+@workflow.defn(name="KernelCache", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
+class KernelCache:
+    @workflow.init
+    def __init__(self, state: CacheState) -> None:
+        self._state = state
+        self._poked = False
+        self._phase = ""
+
+    @workflow.signal(description="Something changed that may concern this cache: look again")
+    def poke(self, poke: Poke) -> None:
+        self._poked = True
+        self._state.seen = newest(self._state.seen, poke.seen)
+
+    @workflow.signal(description="A node tells what became of its order")
+    def report(self, report: Report) -> None:
+        after = reported(self._state.rollout, report)
+        self._poked |= after is not self._state.rollout
+        self._state.rollout = after
+
+    @workflow.signal(description="A node's hardware or store is another: have it check the cache anew")
+    def recheck(self, node: str) -> None:
+        if node in self._state.rollout.members and node not in self._state.rechecked:
+            self._state.rechecked.append(node)
+            self._poked = True
+
+    @workflow.run
+    async def run(self, state: CacheState) -> str:
+        while True:
+            if workflow.info().is_continue_as_new_suggested():
+                workflow.continue_as_new(self._state)
+            try:
+                looked = await self._look()
+            except ActivityError as failed:
+                if is_cancelled_exception(failed):
+                    raise
+                # An hour of tries is over: begin again.
+                workflow.set_current_details(f"**No answer for {PATIENCE}**: {failed.cause}; it is tried again")
+                continue
+            self._show(looked)
+            if looked.over:
+                return looked.phase
+            await self._sleep(looked.within)
+
+    async def _look(self) -> CacheLooked:
+        self._poked = False
+        rechecked = sorted(self._state.rechecked)
+        looked: CacheLooked = await workflow.execute_local_activity(
+            LOOK_AT_CACHE,
+            CacheLook(self._state.ref, self._state.rollout, self._state.seen, rechecked),
+            result_type=CacheLooked,
+            schedule_to_close_timeout=PATIENCE,
+            start_to_close_timeout=timedelta(seconds=60),
+            local_retry_threshold=LOCAL_RETRY,
+            retry_policy=RETRY,
+            summary="look",
+        )
+        if looked.step is not None:
+            self._state.rollout = applied(self._state.rollout, looked.step)
+            told = {sent.node for sent in looked.step.orders}
+            self._state.rechecked = [
+                node for node in self._state.rechecked if node not in told and node in self._state.rollout.members
+            ]
+        return looked
+
+    async def _sleep(self, seconds: float | None) -> None:
+        try:
+            await workflow.wait_condition(lambda: self._poked, timeout=seconds, timeout_summary="look again")
+        except TimeoutError:
+            return
+
+    def _show(self, looked: CacheLooked) -> None:
+        if looked.phase != self._phase:
+            self._phase = looked.phase
+            workflow.upsert_search_attributes([PHASE.value_set(looked.phase)])
+        aim = self._state.rollout.aim
+        workflow.set_current_details(
+            f"**{looked.phase}**: {looked.message}\n\n{aim.reference} → `{aim.goal.digest or 'not resolved yet'}`"
+        )
