@@ -24,16 +24,24 @@ from kube.client import KubeClient
 from kube.reflector import Change, Reflector
 from kube.resources import (
     CONFIGMAPS,
+    CSINODES,
     GPUMODELPROFILES,
     GPUQUOTAS,
     GPURESERVATIONS,
     GPUWORKLOADS,
     JOBS,
+    KERNELCACHEPOLICIES,
     NAMESPACES,
     NODES,
     PODS,
+    TRITONKERNELCACHENODESTATUSCLUSTERS,
+    TRITONKERNELCACHENODESTATUSES,
 )
 from planning import views
+from planning.caches.rules import policy_of
+from planning.caches.trust import Policy
+from planning.caches.volumes import DRIVER
+from planning.caches.warmth import CacheUse, cache_use
 from planning.model import Defaults, JobView, NodeView, PodView, QuotaView, Snapshot, WorkloadView
 from planning.naming import JOB_SELECTOR, STRATEGY_ANNOTATION
 from planning.places import amiss
@@ -163,6 +171,15 @@ class ClusterCache:
         # Workloads that ended and were deleted since, by UID: a short time to live must not keep them from being
         # learned from. Another worker, or this one after a restart, does not know them.
         self.departed: dict[str, WorkloadView] = {}
+        self.policies: Reflector[Policy] = Reflector(client, KERNELCACHEPOLICIES, project=policy_of)
+        self.csi_nodes: Reflector[str] = Reflector(client, CSINODES, project=driver_on)
+        self._uses_by_cache: ByOwner[str, CacheUse] = ByOwner(lambda use: use.cache_uid)
+        self.cache_uses: Reflector[CacheUse] = Reflector(
+            client, TRITONKERNELCACHENODESTATUSES, project=cache_use, on_change=self._uses_by_cache.change
+        )
+        self.cluster_cache_uses: Reflector[CacheUse] = Reflector(
+            client, TRITONKERNELCACHENODESTATUSCLUSTERS, project=cache_use, on_change=self._uses_by_cache.change
+        )
         self.namespaces: Reflector[tuple[str, str]] = Reflector(client, NAMESPACES, project=namespace_strategy)
         self.settings_map: Reflector[dict[str, Any]] = Reflector(
             client,
@@ -189,6 +206,10 @@ class ClusterCache:
             "gpureservations": self.reservations,
             "gpumodelprofiles": self.profiles,
             "namespaces": self.namespaces,
+            "kernelcachepolicies": self.policies,
+            "csinodes": self.csi_nodes,
+            "tritonkernelcachenodestatuses": self.cache_uses,
+            "tritonkernelcachenodestatusclusters": self.cluster_cache_uses,
             "configmaps": self.settings_map,
         }
 
@@ -256,6 +277,10 @@ class ClusterCache:
 
     def pods_of(self, namespace: str, workload_uid: str) -> tuple[PodView, ...]:
         return self._pods_by_workload.of((namespace, workload_uid))
+
+    def uses_of(self, cache_uid: str) -> tuple[CacheUse, ...]:
+        """How a kernel cache stands on the nodes that have it."""
+        return self._uses_by_cache.of(cache_uid)
 
     def recommendation(self, view: WorkloadView) -> Recommendation | None:
         """What the workload's model's profile recommends to it."""
@@ -342,3 +367,9 @@ def namespace_strategy(raw: dict[str, Any]) -> tuple[str, str]:
     """A namespace's name and the strategy that it names, '' if none."""
     meta = raw.get("metadata") or {}
     return str(meta.get("name", "")), str((meta.get("annotations") or {}).get(STRATEGY_ANNOTATION, ""))
+
+
+def driver_on(raw: dict[str, Any]) -> str | None:
+    """The name of a CSINode's node, if berth's driver is registered there."""
+    drivers = (raw.get("spec") or {}).get("drivers") or ()
+    return str(raw["metadata"]["name"]) if any(each.get("name") == DRIVER for each in drivers) else None

@@ -109,5 +109,3 @@ def _attributes(kind: str, ref: CacheRef, node: str = "") -> TypedSearchAttribut
     if node:
         pairs.append(SearchAttributePair(NODE, node))
     return TypedSearchAttributes(pairs)
-
-

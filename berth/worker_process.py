@@ -22,7 +22,9 @@ from temporalio.worker import UnsandboxedWorkflowRunner, Worker, WorkerDeploymen
 
 from activities.cache import ClusterCache
 from activities.forecasts import Forecasts
+from activities.kernel_caches import KernelCaches
 from activities.messages import KIND, NAME, NAMESPACE, NODE, PHASE
+from activities.nodes import NodeLooks
 from activities.placements import Placements
 from activities.planner import Planner
 from activities.profiles import Profiles
@@ -38,6 +40,9 @@ from controller.outage import ANSWER, TEMPORAL_AWAY, reason
 from kube.client import KubeClient
 from kube.events import EventRecorder
 from workflows.gpuworkload import GPUWorkload
+from workflows.kernel_cache import KernelCache
+from workflows.node import Node
+from workflows.node_kernel_cache import NodeKernelCache
 from workflows.placement import Placement
 from workflows.provisioning import Provisioning
 
@@ -113,10 +118,12 @@ def build_worker(
     workloads = Workloads(cache, kube, temporal, events)
     profiles = Profiles(cache, kube, usages)
     orders = Orders(cache, kube, temporal, events)
+    caches = KernelCaches(cache, kube, temporal, events)
+    nodes = NodeLooks(kube, temporal)
     return Worker(
         temporal,
         task_queue=TASK_QUEUE,
-        workflows=[Placement, GPUWorkload, Provisioning],
+        workflows=[Placement, GPUWorkload, Provisioning, KernelCache, NodeKernelCache, Node],
         activities=[
             planner.decide,
             placements.carry_out,
@@ -125,6 +132,9 @@ def build_worker(
             profiles.learn,
             orders.arrange,
             orders.take_back,
+            caches.look,
+            caches.tell,
+            nodes.look,
         ],
         workflow_runner=UnsandboxedWorkflowRunner(),
         max_cached_workflows=CACHED_WORKFLOWS,

@@ -21,6 +21,7 @@ from temporalio.client import Client
 from activities.cache import LIVE_PODS, ByOwner
 from activities.tracing import workload_span
 from controller import sweep
+from controller.caches import CacheWatch
 from controller.digests import (
     JobDigest,
     NodeDigest,
@@ -97,6 +98,7 @@ class Controller:
             label_selector=JOB_SELECTOR,
             on_change=self._request_changed,
         )
+        self.caches = CacheWatch(kube, temporal)
         # Of live pods only their going matters here (it frees a place), so their metadata is enough.
         self.pods: Reflector[str] = Reflector(
             kube, PODS, project=_pod_name, field_selector=LIVE_PODS, metadata_only=True, on_change=self._pod_changed
@@ -111,6 +113,7 @@ class Controller:
             "pods": self.pods,
             "gpuquotas": self.quotas,
             "gpureservations": self.reservations,
+            **self.caches.reflectors,
         }
 
     @property
@@ -120,7 +123,7 @@ class Controller:
     @property
     def temporal_away(self) -> str:
         """Why Temporal cannot be reached, as far as anybody tried; '' while it answers."""
-        return self._temporal_away or ("" if self.poker.reachable else "it takes no pokes")
+        return self._temporal_away or self.caches.trouble or ("" if self.poker.reachable else "it takes no pokes")
 
     @property
     def tasks(self) -> tuple[asyncio.Task[None], ...]:
@@ -135,12 +138,14 @@ class Controller:
                     self._tasks.append(group.create_task(reflector.run(), name=f"watch of {kind}"))
                 self._tasks.append(group.create_task(self._watch_requests(), name="watch of provisioningrequests"))
                 self._tasks.append(group.create_task(self.poker.run(), name="pokes"))
+                self._tasks.append(group.create_task(self.caches.run(), name="pokes of kernel caches"))
                 self._tasks.append(group.create_task(self._sweeps(), name="sweeps"))
                 self._tasks.append(group.create_task(self._expiries(), name="expiries"))
         finally:
             for timer in self._tidying.values():
                 timer.cancel()
             await self.poker.flush(FLUSH)
+            await self.caches.flush(FLUSH)
 
     async def _watch_requests(self) -> None:
         while not await self._has_requests():
@@ -198,6 +203,7 @@ class Controller:
         self._followed = {uid for uid in followed | (self._followed or set()) if uid in self.workloads.items}
         self._concern(route, "gpuworkloads", self.workloads.newest)
         self._concern(route, "jobs", self.jobs.newest)
+        self.caches.sweep()
         tidied = await sweep.tidy_tombstones(self._kube, self.workloads.items, jobs, followed)
         log.info("sweep: %d workloads poked, %d leftovers removed", len(route.workloads), tidied)
 
@@ -267,6 +273,8 @@ class Controller:
             return [job for job, owner in owners if owner is not None and owner.namespace == job.namespace]
 
         self._tell(on_node(change.old, change.new, jobs_on), "nodes", change.resource_version)
+        if self.synced:
+            self.caches.node_changed(change.old, change.new, change.resource_version)
 
     def _pod_changed(self, change: Change[str]) -> None:
         if change.new is None:

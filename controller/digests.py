@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -67,6 +67,7 @@ class NodeDigest:
     name: str
     able: bool  # ready and in service
     fingerprint: int  # of all that placement looks at
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,7 @@ def node_digest(raw: Mapping[str, Any]) -> NodeDigest:
         sorted((status.get("allocatable") or {}).items()),
     )
     out = any(t.get("key") == "node.kubernetes.io/out-of-service" for t in taints)
-    return NodeDigest(meta.get("name", ""), ready and not out, hash(str(seen)))
+    return NodeDigest(meta.get("name", ""), ready and not out, hash(str(seen)), meta.get("labels") or {})
 
 
 def _seconds(timestamp: object) -> float | None:

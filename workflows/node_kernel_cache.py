@@ -101,7 +101,8 @@ class NodeKernelCache:
             work.cancel()
             return None
         try:
-            return await work
+            report: Report = await work
+            return report
         except ActivityError as failed:
             if is_cancelled_exception(failed):
                 raise

@@ -11,7 +11,7 @@ from typing import Any
 
 from crds.kernelcache import CLUSTER_KIND, TritonKernelCacheClusterSpec, TritonKernelCacheSpec
 from planning.caches.orders import CacheRef
-from planning.views import mapping, text
+from planning.podspecs import mapping, text
 
 FINALIZER = "tkm.io/finalizer"
 FORCE_ANNOTATION = "tkm.io/force-delete"

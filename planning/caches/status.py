@@ -53,10 +53,7 @@ def cache_status(standing: Standing, now: float) -> dict[str, Any]:
         "rollout": f"{counts['ready']}/{counts['nodes']}",
         "counts": {**counts, "pods": standing.pods},
         "failing": _failing(standing),
-        "conditions": [
-            condition(view.status, kind, *fact, view.generation, now)  # type: ignore[misc]  # a fact has three parts
-            for kind, fact in facts.items()
-        ],
+        "conditions": [condition(view.status, kind, *fact, view.generation, now) for kind, fact in facts.items()],
     }
     # Told also as null: a merge patch would leave what is no longer so.
     status["resolvedDigest"] = aim.latest.digest or None
@@ -156,7 +153,11 @@ def _ready(standing: Standing, counts: Mapping[str, int]) -> Fact:
         name, member = _by(standing, "incompatible")[0]
         return False, "Incompatible", f"no node can run its kernels; {name}: {member.message}"
     if counts["failed"]:
-        return False, "Failing", f"{_nodes(counts['failed'])} of {counts['nodes']} cannot prepare it: {_worst(standing)}"
+        return (
+            False,
+            "Failing",
+            f"{_nodes(counts['failed'])} of {counts['nodes']} cannot prepare it: {_worst(standing)}",
+        )
     return False, "Preparing", f"{counts['ready']} of {_nodes(counts['nodes'])} can mount it"
 
 
@@ -175,7 +176,11 @@ def _error(standing: Standing) -> Fact:
 def _outdated(standing: Standing, counts: Mapping[str, int]) -> Fact:
     aim = standing.rollout.aim
     if aim.goal.digest and aim.latest.digest != aim.goal.digest:
-        return True, "TagMoved", f"{aim.reference} stands for {aim.latest.digest} now; nodes are to have {aim.goal.digest}"
+        return (
+            True,
+            "TagMoved",
+            f"{aim.reference} stands for {aim.latest.digest} now; nodes are to have {aim.goal.digest}",
+        )
     if counts["outdated"]:
         return True, "RollingOut", f"{_nodes(counts['outdated'])} still have another digest than {aim.goal.digest}"
     return False, "UpToDate", ""

@@ -1,0 +1,293 @@
+"""The look at a kernel cache: reads it, asks the registry what its tag stands for, decides what nodes do next, tells
+them, and shows how all of it stands. And what nodes answer, on its way back.
+
+For the workflows KernelCache and NodeKernelCache. Everything here can be repeated: an order that was sent twice has two
+epochs, and the node carries out the newer.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+from opentelemetry import metrics
+from temporalio import activity
+from temporalio.client import Client
+from temporalio.common import WorkflowIDReusePolicy
+from temporalio.service import RPCError, RPCStatusCode
+
+from activities.cache import ClusterCache
+from activities.cache_signatures import (
+    LOOK_AT_CACHE,
+    TELL_CACHE,
+    CacheLook,
+    CacheLooked,
+    NodeCacheState,
+    TellCache,
+    node_cache_attributes,
+)
+from activities.signatures import TASK_QUEUE
+from activities.trust import NoCredentials, credentials_of, rules_of
+from images.endpoints import BadSettings, settings_of
+from images.errors import RegistryError
+from images.reference import BadReference, Reference
+from images.registry import Registry
+from kube.client import KubeClient
+from kube.errors import Conflict, NotFound
+from kube.events import EventRecorder
+from kube.resources import TRITONKERNELCACHECLUSTERS, TRITONKERNELCACHES, ObjectRef, Resource
+from planning.caches.model import FINALIZER, CacheView, cache_view
+from planning.caches.orders import CacheRef, NodeOrder, cache_id, node_cache_id
+from planning.caches.rollout import Aim, Nodes, Rollout, Step, Target, Wanted, answered, applied, asks, farewell, step
+from planning.caches.status import Standing, cache_status, news, worth
+from planning.times import timestamp
+
+log = logging.getLogger(__name__)
+
+CATCH_UP = 6.0
+AGAIN = 600.0  # seconds between looks at a cache of which nothing is heard
+PULL_AGAIN = 30.0  # until a registry that did not answer is asked once more
+
+_meter = metrics.get_meter("berth.worker")
+_rollouts = _meter.create_counter("berth_cache_rollouts", description="Digests that were rolled out or given up")
+_ordered = _meter.create_counter("berth_cache_orders", description="Orders to nodes, by what is to be done")
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The world beside the cache. `trouble` says why its reference stands for nothing; `within`: when to ask again."""
+
+    nodes: Nodes
+    aim: Aim
+    trouble: tuple[str, str] | None = None
+    within: float = AGAIN
+
+
+class KernelCaches:
+    def __init__(self, cache: ClusterCache, kube: KubeClient, temporal: Client, events: EventRecorder) -> None:
+        self._cache = cache
+        self._kube = kube
+        self._temporal = temporal
+        self._events = events
+
+    @activity.defn(name=LOOK_AT_CACHE)
+    async def look(self, look: CacheLook) -> CacheLooked:
+        """One look. Raises KubeError or RPCError where API server or Temporal could not be asked: it is repeated."""
+        await self._cache.reach(look.fresh, CATCH_UP)
+        view = await self._read(look.ref)
+        epoch = int(time.time() * 1000)
+        if view is None or (view.deleting and not view.finalizer):
+            return await self._gone(look, epoch)
+        if view.deleting:
+            return await self._leave(view, look, epoch)
+        if not view.finalizer:
+            view = await self._with_finalizer(view)
+            if view is None:
+                return CacheLooked("Changed", "it changed while its finalizer was added", within=0.1)
+        found = await self._look_around(view, look)
+        rollout, taken = replace(look.rollout, aim=found.aim), Step(found.aim)
+        if view.spec is not None:
+            rules = await rules_of(self._cache, self._kube, found.aim.goal.image, view.ref)
+            taken = step(rollout, Wanted(view.generation, view.spec, rules), found.nodes, epoch)
+            await self._send(view.ref, taken)
+        if taken.aim.goal != look.rollout.aim.goal and look.rollout.aim.goal.digest:
+            _rollouts.add(1, {"kind": "rolled back" if taken.aim.rejected else "begun"})
+        return await self._show(view, applied(rollout, taken), taken, found)
+
+    @activity.defn(name=TELL_CACHE)
+    async def tell(self, tell: TellCache) -> None:
+        """A cache whose workflow is over wants to know nothing more."""
+        await self._signal(cache_id(tell.ref.uid), "report", tell.report)
+
+    async def _read(self, ref: CacheRef) -> CacheView | None:
+        try:
+            raw = await self._kube.get(_resource(ref), ref.name, ref.namespace or None)
+        except NotFound:
+            return None
+        return cache_view(raw) if raw["metadata"]["uid"] == ref.uid else None
+
+    async def _look_around(self, view: CacheView, look: CacheLook) -> _Found:
+        nodes = self._nodes(view, look.rechecked)
+        aim = look.rollout.aim
+        if view.spec is None:
+            return _Found(nodes, aim, ("InvalidSpec", view.problem))
+        written = view.spec.oci_image.image
+        try:
+            reference = Reference.parse(written)
+        except BadReference as wrong:
+            return _Found(nodes, aim, ("InvalidReference", str(wrong)))
+        image = f"{reference.registry}/{reference.repository}"
+        now = time.time()
+        policy = view.spec.update_policy
+        periodic = policy.type == "OnTagChange" or view.spec.oci_image.pull_policy == "Always"
+        if reference.digest:
+            if aim.reference != written:
+                aim = answered(aim, written, Target(image, reference.digest), now, follow=True)
+            return _Found(nodes, aim)
+        if asks(view.spec, aim, now):
+            try:
+                digest = await self._resolve(view, reference)
+            except (RegistryError, NoCredentials, BadSettings) as failed:
+                reason, within = _reason(failed)
+                return _Found(nodes, aim, (reason, str(failed)), within)
+            aim = answered(aim, written, Target(image, digest), now, follow=policy.type == "OnTagChange")
+        elif aim.reference != written:
+            told = f"pullPolicy is Never, so nobody is asked what {written} stands for: give the image with its digest"
+            return _Found(nodes, aim, ("NotResolved", told))
+        within = max(1.0, aim.asked_at + policy.interval_seconds - now) if periodic else AGAIN
+        return _Found(nodes, aim, within=within)
+
+    def _nodes(self, view: CacheView, rechecked: list[str]) -> Nodes:
+        drivers = set(self._cache.csi_nodes.items.values())
+        known = {node.name: node for node in self._cache.nodes.items.values()}
+        wanted = view.spec.node_selector.items() if view.spec is not None else ()
+        selected = {
+            name: node.ready and not node.out_of_service
+            for name, node in known.items()
+            if name in drivers and all(node.labels.get(key) == value for key, value in wanted)
+        }
+        return Nodes(selected, frozenset(known), frozenset(rechecked))
+
+    async def _resolve(self, view: CacheView, reference: Reference) -> str:
+        assert view.spec is not None  # noqa: S101 - looked at before
+        settings = settings_of(self._cache.settings.registries)
+        credentials = await credentials_of(self._kube, view.spec, view.ref)
+        async with Registry(settings, credentials) as registry:
+            return (await registry.resolve(reference)).digest
+
+    async def _gone(self, look: CacheLook, epoch: int) -> CacheLooked:
+        """Somebody took the object away without waiting: nodes are told, and nobody is waited for."""
+        nodes = Nodes({}, frozenset(node.name for node in self._cache.nodes.items.values()))
+        taken = farewell(look.rollout, 0, nodes, epoch, forced=True)
+        await self._send(look.ref, taken)
+        return CacheLooked("Deleted", "it is gone", taken, over=True)
+
+    async def _leave(self, view: CacheView, look: CacheLook, epoch: int) -> CacheLooked:
+        nodes = self._nodes(view, look.rechecked)
+        taken = farewell(look.rollout, view.generation, nodes, epoch, forced=view.forced)
+        await self._send(view.ref, taken)
+        if taken.over:
+            if not await self._without_finalizer(view):
+                return CacheLooked("Deleting", "it changed while its finalizer was removed", taken, within=0.1)
+            return CacheLooked("Deleted", "every node has let go of it", taken, over=True)
+        return await self._show(view, applied(look.rollout, taken), taken, _Found(nodes, look.rollout.aim))
+
+    async def _send(self, ref: CacheRef, taken: Step) -> None:
+        for sent in taken.orders:
+            _ordered.add(1, {"task": sent.order.task})
+            await self._order(ref, sent.node, sent.order)
+        for node in taken.forgotten:
+            await self._signal(node_cache_id(ref.uid, node), "dismiss")
+
+    async def _order(self, ref: CacheRef, node: str, order: NodeOrder) -> None:
+        await self._temporal.start_workflow(
+            "NodeKernelCache",
+            NodeCacheState(ref, node),
+            id=node_cache_id(ref.uid, node),
+            task_queue=TASK_QUEUE,
+            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+            search_attributes=node_cache_attributes(ref, node),
+            static_summary=f"{ref.told} on {node}",
+            start_signal="order",
+            start_signal_args=[order],
+        )
+
+    async def _signal(self, workflow_id: str, name: str, *values: object) -> None:
+        try:
+            await self._temporal.get_workflow_handle(workflow_id).signal(name, args=values)
+        except RPCError as refused:
+            if refused.status != RPCStatusCode.NOT_FOUND:
+                raise
+
+    async def _show(self, view: CacheView, rollout: Rollout, taken: Step, found: _Found) -> CacheLooked:
+        pods = sum(use.pods for use in self._cache.uses_of(view.ref.uid))
+        now = time.time()
+        due = cache_status(Standing(view, rollout, found.nodes.selected, pods, found.trouble), now)
+        ready = next(each for each in due["conditions"] if each["type"] == "Ready")
+        wait, within = worth(view, due, now), found.within
+        if wait == 0.0:
+            if await self._write(view, {**due, "updated": timestamp(now)}):
+                self._tell_people(view, due)
+            else:
+                within = 0.1
+        elif wait is not None:
+            within = min(within, wait)
+        return CacheLooked(ready["reason"], ready["message"], taken, within=within)
+
+    async def _write(self, view: CacheView, status: dict[str, Any]) -> bool:
+        """False: it changed since it was read, and is to be looked at again."""
+        body = {"metadata": {"uid": view.ref.uid, "resourceVersion": view.resource_version}, "status": status}
+        ref = view.ref
+        try:
+            await self._kube.merge_patch(_resource(ref), ref.name, ref.namespace or None, body, subresource="status")
+        except (Conflict, NotFound):
+            return False
+        return True
+
+    def _tell_people(self, view: CacheView, due: dict[str, Any]) -> None:
+        """An Event for each condition that turned."""
+        for each in news(view, due):
+            if each["type"] == "Verified" and each["status"] == "Unknown":
+                continue
+            quiet = each["status"] == "False" and each["type"] in ("Error", "Outdated")
+            if quiet:
+                continue
+            bad = each["type"] == "Error" or (each["type"] == "Ready" and each["reason"] in ("Failing", "Incompatible"))
+            bad = bad or (each["type"] == "Verified" and each["status"] == "False")
+            log.info("%s: %s: %s: %s", view.ref.told, each["type"], each["reason"], each["message"])
+            self._events.record(
+                regarding=ObjectRef(
+                    _resource(view.ref).api_version, view.ref.kind, view.ref.name, view.ref.namespace or None,
+                    view.ref.uid, view.resource_version,
+                ),
+                type="Warning" if bad else "Normal",
+                reason=each["reason"],
+                action="Prepare",
+                note=each["message"] or each["reason"],
+            )  # fmt: skip
+
+    async def _with_finalizer(self, view: CacheView) -> CacheView | None:
+        """The cache with berth's finalizer; None: it changed meanwhile, or is gone."""
+        raw = await self._set_finalizers(view, [*view.other_finalizers, FINALIZER])
+        return None if raw is None else cache_view(raw)
+
+    async def _without_finalizer(self, view: CacheView) -> bool:
+        return await self._set_finalizers(view, list(view.other_finalizers)) is not None or await self._left(view)
+
+    async def _left(self, view: CacheView) -> bool:
+        return await self._read(view.ref) is None
+
+    async def _set_finalizers(self, view: CacheView, finalizers: list[str]) -> dict[str, Any] | None:
+        ref = view.ref
+        body = {
+            "metadata": {"uid": ref.uid, "resourceVersion": view.resource_version, "finalizers": finalizers},
+        }
+        try:
+            return await self._kube.merge_patch(_resource(ref), ref.name, ref.namespace or None, body)
+        except (Conflict, NotFound):
+            return None
+
+
+def _resource(ref: CacheRef) -> Resource:
+    return TRITONKERNELCACHES if ref.namespace else TRITONKERNELCACHECLUSTERS
+
+
+_REASONS = {
+    "away": "RegistryAway",
+    "unauthorized": "RegistryUnauthorized",
+    "not_found": "ImageNotFound",
+    "lied": "RegistryLied",
+    "too_large": "ImageTooLarge",
+    "malformed": "ImageMalformed",
+}
+
+
+def _reason(failed: RegistryError | NoCredentials | BadSettings) -> tuple[str, float]:
+    """The reason for a condition, and after how many seconds to ask again."""
+    if isinstance(failed, RegistryError):
+        return _REASONS[failed.kind], max(failed.retry_after or 0.0, PULL_AGAIN)
+    if isinstance(failed, NoCredentials):
+        return failed.reason, PULL_AGAIN
+    return "InvalidSettings", AGAIN
