@@ -205,12 +205,13 @@ def test_its_identity_is_another_when_it_was_made_anew(reopen: Open) -> None:
 def test_it_counts_what_is_written(reopen: Open) -> None:
     ledger = reopen()
     counted = [ledger.changes]
-    for act in (
+    acts: tuple[Callable[[], None], ...] = (
         lambda: ledger.put_cache(CACHE),
         lambda: ledger.put_mount(MOUNT),
         lambda: ledger.remove_mount("csi-1"),
         lambda: ledger.remove_cache("c-1"),
-    ):
+    )
+    for act in acts:
         act()
         counted.append(ledger.changes)
     assert sorted(set(counted)) == counted
