@@ -97,6 +97,9 @@ def build(
 
 def inspect(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="An OCI layout folder.")],
+    image: Annotated[
+        str | None, typer.Option("--image", metavar="NAME", help="Of several in it: by its tag there, or its digest.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
 ) -> None:
     """What cache images say, what really lies in them, and what differs. Code 1 if a node would refuse one."""
@@ -106,7 +109,7 @@ def inspect(
     from images.inspection import inspect as look
 
     with refusals_for_people():
-        found = asyncio.run(look(folder))
+        found = asyncio.run(look(folder, image))
     if json:
         typer.echo(json_format.dumps([inspected_as_json(each) for each in found], indent=2))
     else:
