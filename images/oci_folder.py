@@ -18,10 +18,8 @@ from images.descriptor import OCI_INDEX, Descriptor, Malformed, Manifest
 from images.errors import RegistryError
 from images.folder import INDEX, MARK, REF_NAME, VERSION, blob_path, called
 from images.reference import Reference
-from images.registry import Registry
+from images.registry import Registry, side_by_side
 from planning.caches.limits import LAYER_BYTES, MANIFEST_BYTES
-
-_PARALLEL = 4
 
 
 class FolderError(ValueError):
@@ -78,22 +76,14 @@ async def push(registry: Registry, folder: Path, reference: Reference) -> Descri
         raise FolderError(f"{folder} is no OCI image layout: it has no file {MARK}")
     top = _read(folder, _chosen(folder, reference))
     manifests = [_read(folder, each) for each in _said(top, str(folder))] if top.is_index else []
-    gate = asyncio.Semaphore(_PARALLEL)
 
-    async def one(blob: Descriptor) -> None:
-        async with gate:
-            path = blob_path(folder, blob.digest)
-            if not await asyncio.to_thread(_is, path, blob):
-                raise FolderError(f"{path} is missing, or not what the manifest says: {blob.size} bytes of that digest")
-            await registry.push_blob(reference, blob, path)
+    async def send(blob: Descriptor) -> None:
+        path = blob_path(folder, blob.digest)
+        if not await asyncio.to_thread(_is, path, blob):
+            raise FolderError(f"{path} is missing, or not what the manifest says: {blob.size} bytes of that digest")
+        await registry.push_blob(reference, blob, path)
 
-    tasks = [asyncio.ensure_future(one(each)) for each in _blobs([*manifests, top], str(folder))]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    await side_by_side(_blobs([*manifests, top], str(folder)), send)
     for each in manifests:
         own = Reference(reference.registry, reference.repository, digest=each.descriptor.digest)
         await registry.push_manifest(own, each.data, each.descriptor.media_type)
