@@ -9,12 +9,10 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 from aiohttp import web
 
 from images.descriptor import Descriptor
@@ -28,17 +26,10 @@ BLOB = IMAGE.layers[0]
 LAYER = descriptor(BLOB)
 
 
-@pytest_asyncio.fixture
-async def server() -> AsyncIterator[hostile.Registry]:
-    async with hostile.Registry() as server:
-        server.has(IMAGE)
-        yield server
-
-
-@pytest_asyncio.fixture
-async def registry(server: hostile.Registry) -> AsyncIterator[Registry]:
-    async with Registry(server.settings) as registry:
-        yield registry
+@pytest.fixture
+def server(server: hostile.Registry) -> hostile.Registry:
+    server.has(IMAGE)
+    return server
 
 
 async def failing(registry: Registry, server: hostile.Registry, into: Path, blob: Descriptor = LAYER) -> RegistryError:

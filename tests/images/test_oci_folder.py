@@ -7,12 +7,11 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from typer.testing import CliRunner
 
 from berth.cli import command_line
@@ -26,17 +25,10 @@ from tests.images.hostile import Image, an_image, descriptor, sha256
 IMAGE = an_image(100_000)
 
 
-@pytest_asyncio.fixture
-async def server() -> AsyncIterator[hostile.Registry]:
-    async with hostile.Registry() as server:
-        server.has(IMAGE)
-        yield server
-
-
-@pytest_asyncio.fixture
-async def registry(server: hostile.Registry) -> AsyncIterator[Registry]:
-    async with Registry(server.settings) as registry:
-        yield registry
+@pytest.fixture
+def server(server: hostile.Registry) -> hostile.Registry:
+    server.has(IMAGE)
+    return server
 
 
 def blob(folder: Path, data: bytes) -> Path:
