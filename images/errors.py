@@ -12,7 +12,7 @@ from typing import Literal
 Kind = Literal["away", "unauthorized", "not_found", "lied", "too_large", "malformed"]
 
 _ADVICE: dict[Kind, str] = {
-    "away": "Usually this passes: berth tries again.",
+    "away": "Usually this passes; try again later.",
     "unauthorized": "Check the pull secret: does it name this registry, and may its user do this?",
     "not_found": "Check the reference; some registries also say this of what one may not see.",
     "lied": "Do not trust this registry or mirror before somebody has looked at it.",
