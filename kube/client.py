@@ -217,8 +217,10 @@ class KubeClient:
         body: Mapping[str, Any],
         *,
         field_manager: str,
+        subresource: str | None = None,
     ) -> dict[str, Any]:
-        """Server-side apply: makes the object have these fields, creating it if need be, whoever owns them now.
+        """Server-side apply: makes the object have these fields, creating it if need be, whoever owns them now. For a
+        `subresource` (status) it must be there: NotFound otherwise.
 
         Fields this manager applied before and no longer names are removed. apiVersion, kind and name may be left out
         of the body.
@@ -226,7 +228,7 @@ class KubeClient:
         metadata = {**(body.get("metadata") or {}), "name": name}
         full = {"apiVersion": resource.api_version, "kind": resource.kind, **body, "metadata": metadata}
         query = {"fieldManager": field_manager, "force": "true"}
-        return await self._patch(resource, name, namespace, full, _APPLY, None, query)
+        return await self._patch(resource, name, namespace, full, _APPLY, subresource, query)
 
     async def _patch(
         self,

@@ -11,6 +11,7 @@ import os
 import re
 import sqlite3
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
@@ -27,6 +28,7 @@ T = TypeVar("T")
 FILE = "ledger.sqlite"
 _APPLICATION = 0x62727468  # in the file's header: it is ours
 _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
+_IDENTITY = re.compile(r"[0-9a-f]{32}")
 _COPY_LIMIT = 4 * 1024 * 1024  # bytes of one cache's copy
 _REFUSED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT)
 
@@ -66,6 +68,14 @@ MIGRATIONS: tuple[tuple[str, str], ...] = (
           size_cap INTEGER NOT NULL,
           published_at REAL
         ) STRICT;
+        """,
+    ),
+    (
+        "orders",
+        """
+        ALTER TABLE caches ADD COLUMN epoch INTEGER NOT NULL DEFAULT 0;
+        ALTER TABLE caches ADD COLUMN goal TEXT NOT NULL DEFAULT '';
+        ALTER TABLE caches ADD COLUMN signatures TEXT NOT NULL DEFAULT '[]' CHECK (json_valid(signatures));
         """,
     ),
 )
@@ -112,7 +122,12 @@ class Ledger:
     """An open ledger. Its methods may be called by any thread; each raises LedgerError where the file fails."""
 
     def __init__(self, folder: Path) -> None:
-        """Opens the ledger in `folder` and makes it where there is none. `repaired` says what had to be repaired."""
+        """Opens the ledger in `folder` and makes it where there is none. `repaired` says what had to be repaired.
+
+        `identity` is another whenever the ledger was made anew, so that whoever relied on it looks again. `changes`
+        counts what was written, so that whoever shows it need not look while nothing is.
+        """
+        self.changes = 0
         self.folder = folder
         self.path = folder / FILE
         self.repaired = ""
@@ -135,6 +150,7 @@ class Ledger:
                     "was made from what lies beside it."
                 )
             self._agree_with_copies(fresh)
+            self.identity = _identity(folder / "identity", fresh)
         except BaseException:
             os.close(lock)
             raise
@@ -186,7 +202,9 @@ class Ledger:
                 if (other.kind, other.namespace) == (cache.kind, cache.namespace) and other.uid != cache.uid:
                     self.remove_cache(other.uid)
             self._copy(cache)
-            values = {**asdict(cache), "labels": orjson.dumps(dict(cache.labels)).decode()}
+            values = asdict(cache)
+            values["labels"] = orjson.dumps(dict(cache.labels)).decode()
+            values["signatures"] = orjson.dumps(cache.signatures).decode()
             self._write("caches", _CACHE_FIELDS, values)
 
     def remove_cache(self, uid: str) -> None:
@@ -205,6 +223,10 @@ class Ledger:
     def mount(self, volume_id: str) -> Mount | None:
         """The volume of this id."""
         return next(iter(self._read("SELECT * FROM mounts WHERE volume_id = ?", (volume_id,), _mount_of)), None)
+
+    def mounts_of(self, cache_uid: str) -> list[Mount]:
+        """The volumes of one cache."""
+        return self._read("SELECT * FROM mounts WHERE cache_uid = ?", (cache_uid,), _mount_of)
 
     def volumes(self) -> int:
         """How many volumes there are."""
@@ -232,6 +254,7 @@ class Ledger:
     def _execute(self, statement: str, values: Any) -> None:
         with self._turn, self._told():
             self._db.execute(statement, values)
+            self.changes += 1
 
     def _read(self, query: str, values: Any, of: Callable[[sqlite3.Row], T]) -> list[T]:
         with self._turn, self._told():
@@ -288,6 +311,21 @@ def _only_writer(folder: Path) -> int:
             f"Another berth node uses the ledger in {folder}. One process writes it: end the other first."
         ) from None
     return handle
+
+
+def _identity(path: Path, fresh: bool) -> str:
+    """A random name of the ledger, which lies beside it."""
+    with suppress(OSError, UnicodeDecodeError):
+        found = path.read_text()
+        if not fresh and _IDENTITY.fullmatch(found):
+            return found
+    made, beside = uuid.uuid4().hex, path.with_suffix(".new")
+    try:
+        beside.write_text(made)
+        beside.replace(path)
+    except OSError as error:
+        raise LedgerError(f"The ledger's identity cannot be written to {path}: {error.strerror}.") from error
+    return made
 
 
 def _opened(path: Path) -> sqlite3.Connection:
@@ -368,6 +406,7 @@ def _read_copy(path: Path) -> NodeCache | None:
 def _cache_of(row: sqlite3.Row) -> NodeCache:
     values = {name: row[name] for name in row.keys()}  # noqa: SIM118 - iterating a Row gives values
     values["labels"] = orjson.loads(values["labels"])
+    values["signatures"] = orjson.loads(values["signatures"])
     return _cache.validate_python(values)
 
 

@@ -373,7 +373,7 @@ class FakeApi:
 
     def _apply(self, target: Target, body: Object, manager: str) -> tuple[int, Object]:
         """By force: what another manager owns changes hands."""
-        old = self.store.get(target.plural, {}).get(target.key)
+        old = self.store.get(target.plural, {}).get(target.key) if target.sub is None else self._get(target)
         if old is not None:
             self._check(target, old, body.get("metadata") or {}, patching=True)
         base: Object = old or {"metadata": {"name": target.name}}
