@@ -66,9 +66,15 @@ def test_every_node_has_it_and_nothing_more_than_it_needs() -> None:
     assert named["NODE_NAME"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
 
 
+def test_its_namespace_admits_it() -> None:
+    """Wherever a cluster's own default is stricter: only privileged pods pass mounts on to the host."""
+    namespace = next(each for each in manifests("rbac") if each["kind"] == "Namespace")
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "privileged"
+    assert container()["securityContext"]["privileged"] is True
+
+
 @pytest.mark.stack
 def test_an_api_server_takes_them(stack: Stack) -> None:
-    """With the namespace's pod security: a privileged pod is admitted there."""
     for manifest in [*manifests("rbac"), *manifests("csi")]:
         stack.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=json.dumps(manifest))
     stack.kubectl("create", "--dry-run=server", "--validate=strict", "-f", "-", stdin=json.dumps(daemon_set()))
