@@ -5,7 +5,7 @@ the child that checks them, the child that extracts, ledger and store are real.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -38,6 +38,7 @@ from nodeworkers.caches.reporting import Statuses
 from nodeworkers.caches.rules import Rules
 from nodeworkers.ledger import Ledger, Mount
 from nodeworkers.store import Store
+from planning.caches import labels
 from planning.caches.compatibility import GPU
 from planning.caches.node_status import status_name
 from planning.caches.orders import CacheRef, NodeOrder, NodeTask, Report
@@ -138,6 +139,20 @@ class Rig:
         await self.sign(digest, len(image.manifest), OCI_MANIFEST, self.key)
         return digest
 
+    async def relabelled(self, digest: str, *targets: Mapping[str, Any]) -> str:
+        """The same layers under labels that name other targets, signed."""
+        async with Registry(self.settings) as registry:
+            manifest = await registry.manifest(self.reference(digest))
+            config = json.loads(await registry.small(self.reference(), manifest.config()))
+            config["config"]["Labels"][labels.summary("triton")] = json.dumps({"targets": targets})
+            body = json.dumps(config).encode()
+            document = {**manifest.document, "config": hostile.descriptor(body, hostile.CONFIG_TYPE).as_json()}
+            await registry.push_blob(self.reference(), hostile.descriptor(body), body)
+            made = json.dumps(document).encode()
+            found = await registry.push_manifest(self.reference(hostile.sha256(made)), made, OCI_MANIFEST)
+        await self.sign(found.digest, len(made), OCI_MANIFEST, self.key)
+        return found.digest
+
     async def sign(self, digest: str, size: int, media_type: str, key: PrivateKey) -> None:
         made = referring(sign(digest, key), media_type, digest, size, CREATED)
         async with Registry(self.settings) as registry:
@@ -186,12 +201,16 @@ class Rig:
         """As the CSI driver records it."""
         row = self.row(ref)
         mount = Mount(
-            volume_id=f"csi-{pod}", target_path=f"/k/{pod}", pod_uid=pod, pod_namespace="team-a", pod_name=f"name-{pod}",
-            cache_uid=ref.uid, cache_kind=ref.kind, cache_name=ref.name, digest=row.digest, mount_path="/cache",
-            size_bytes=row.size_bytes, upper="", size_cap=0, published_at=1.0,
+            volume_id=f"csi-{pod}", target_path=f"/k/{pod}", pod_uid=pod, pod_namespace="team-a",
+            pod_name=f"name-{pod}", cache_uid=ref.uid, cache_kind=ref.kind, cache_name=ref.name, digest=row.digest,
+            mount_path="/cache", size_bytes=row.size_bytes, upper="", size_cap=0, published_at=1.0,
         )  # fmt: skip
         self.ledger.put_mount(mount)
         return mount
+
+    def arrived(self) -> int:
+        """Bytes that were fetched and not extracted yet."""
+        return sum(path.stat().st_size for path in (self.folder / "incoming").rglob("*") if path.is_file())
 
     def clean(self) -> bool:
         """Nothing is left of what was fetched or half extracted."""
