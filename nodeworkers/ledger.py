@@ -184,6 +184,10 @@ class Ledger:
             os.close(lock)
             raise
 
+    def renew(self) -> None:
+        """Makes its identity another: what it says is not what it said, and whoever relies on it is to look again."""
+        self.identity = _identity(self.folder / "identity", fresh=True)
+
     def close(self) -> None:
         """Lets go of the file."""
         with self._turn:
