@@ -93,8 +93,10 @@ class Cluster:
         deadline = time.monotonic() + seconds
         while not seen():
             if time.monotonic() > deadline:
-                logs = self.stack.layout.log("node").read_text()[-3000:]
-                everything = self.stack.kubectl("-n", "team-a", "get", "kc,kcns,pods,events", "-o", "wide", check=False)
+                logs = (self.stack.layout.log / "node.log").read_text()[-3000:]
+                everything = self.stack.kubectl(
+                    "-n", "team-a", "get", "tkc,tkcn,pods,events", "-o", "wide", check=False
+                )
                 pytest.fail(f"after {seconds:.0f} s still not: {what}\n{everything}\n{logs}")
             time.sleep(0.2)
 
@@ -126,7 +128,7 @@ class Cluster:
         """Where the kubelet has the pod's volume."""
         uid = self.get("pod", pod)["metadata"]["uid"]
         (found,) = (self.stack.layout.root / "node/kubelet/pods" / uid / "volumes").glob("*/kernels/mount")
-        return found
+        return Path(found)
 
 
 def pod(name: str, cache: str, namespace: str = "team-a") -> dict[str, Any]:
