@@ -24,7 +24,7 @@ _TOKEN_SECONDS = 365 * 24 * 3600  # as long as the certificates of the other ide
 
 def after_up(endpoints: Endpoints, settings: dict[str, Any] | None = None, *, node: str = "") -> None:
     """Installs CRDs, RBAC, settings and webhooks as the cluster's admin; berth's own identities could not. With the
-    name of the stack's real `node` also writes the kubeconfig of that node's process.
+    name of a `node` that there is also writes the kubeconfig of that node's process.
 
     An existing cluster gets no webhooks: its API server does not find a controller that runs here.
     """
@@ -63,16 +63,19 @@ def application_processes(endpoints: Endpoints, options: UpOptions, *, simulated
         _process("worker", endpoints, endpoints.kubeconfig("berth-worker"), "--make-current"),
     ]
     if options.has_real_node:
-        found.append(
-            _process(
-                "node", endpoints, _node_kubeconfig(endpoints),
-                "--node-name", options.node_name,
-                "--root", str(endpoints.data / "node" / "berth"),
-                "--kubelet-root", str(kubelet_root(endpoints.data)),
-                *(["--simulated-gpus", simulated_gpus] if simulated_gpus else []),
-            )
-        )  # fmt: skip
+        found.append(node_process(endpoints, options.node_name, simulated_gpus))
     return found
+
+
+def node_process(endpoints: Endpoints, node: str, simulated_gpus: str) -> ProcessSpec:
+    """`berth node` for a node of the stack that `after_up` was told of."""
+    return _process(
+        "node", endpoints, _node_kubeconfig(endpoints),
+        "--node-name", node,
+        "--root", str(endpoints.data / "node" / "berth"),
+        "--kubelet-root", str(kubelet_root(endpoints.data)),
+        *(["--simulated-gpus", simulated_gpus] if simulated_gpus else []),
+    )  # fmt: skip
 
 
 def _process(name: str, endpoints: Endpoints, kubeconfig: Path, *arguments: str) -> ProcessSpec:
