@@ -108,7 +108,7 @@ def test_what_is_being_deleted_is_never_held_up(kind: str) -> None:
 
 @CACHES
 def test_a_tag_that_is_followed_where_there_is_none_is_a_warning(kind: str) -> None:
-    follow = {"updatePolicy": {"type": "OnTagChange"}}
+    follow: dict[str, Any] = {"updatePolicy": {"type": "OnTagChange"}}
     told = "spec.updatePolicy.type: OnTagChange follows nothing here, for "
     assert asked(kind, cache(**follow)) == ("", [])
     assert asked(kind, cache(PINNED, **follow)) == ("", [f"{told}the image names its digest"])
@@ -259,7 +259,7 @@ near_specs = st.fixed_dictionaries(
 @given(st.sampled_from([KIND, CLUSTER_KIND, POLICY]), near_specs | json_values, near_specs | json_values | st.none())
 def test_nothing_that_somebody_writes_is_an_error(kind: str, new: Any, old: Any) -> None:
     said, told = asked(kind, new, old)
-    assert isinstance(said, str) and all(isinstance(each, str) for each in told)
+    assert all(isinstance(each, str) for each in (said, *told))
     model = KernelCachePolicySpec if kind == POLICY else TritonKernelCacheSpec
     if model.parse(new)[0] is None and old is None and kind != CLUSTER_KIND:
         assert said.startswith("spec")

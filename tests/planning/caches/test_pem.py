@@ -53,7 +53,7 @@ PLAIN = KEYS[0]
 @pytest.mark.parametrize("pem", KEYS, ids=range(len(KEYS)))
 def test_every_kind_of_key_is_let_in(pem: str) -> None:
     for text in (pem, "\n " + pem, pem.replace("\n", "\r\n"), pem + "\nof the release team\n"):
-        assert load_public_key(text)
+        load_public_key(text)
         assert public_key_problem(text) == ""
 
 
