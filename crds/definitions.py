@@ -26,14 +26,16 @@ from crds.gpuworkload import MUTABLE, GPUWorkloadSpec
 from crds.gpuworkload_status import GPUWorkloadStatus
 from crds.kernelcache import TritonKernelCacheClusterSpec, TritonKernelCacheSpec, TritonKernelCacheStatus
 from crds.kernelcache_node import NodeCacheStatus, NodeStatusSpec
-from crds.kernelcachepolicy import KernelCachePolicySpec, KernelCachePolicyStatus
+from crds.kernelcachepolicy import KernelCachePolicySpec
 
 Schema = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Definition:
-    """One kind. `module` is the file its models are in, `rules` are CEL rules of the root."""
+    """One kind. `module` is the file its models are in, `rules` are CEL rules of the root. Of a kind without `status`
+    nothing is reported.
+    """
 
     kind: str
     plural: str
@@ -42,7 +44,7 @@ class Definition:
     module: str
     description: str
     spec: type[BaseModel]
-    status: type[BaseModel]
+    status: type[BaseModel] | None
     columns: list[Schema]
     rules: list[Schema] = field(default_factory=list)
     selectable: tuple[str, ...] = ()
@@ -255,14 +257,13 @@ DEFINITIONS = (
         module="crds/kernelcachepolicy.py",
         description="Who must have signed which cache images.",
         spec=KernelCachePolicySpec,
-        status=KernelCachePolicyStatus,
+        status=None,
         columns=[
             column("Images", ".spec.images"),
             column("Signers", ".spec.signers[*].name"),
-            column("Valid", '.status.conditions[?(@.type=="Valid")].status'),
+            column("Skipping", ".spec.allowSkipping", "boolean"),
             column("Age", ".metadata.creationTimestamp", "date"),
             column("Namespaces", ".spec.namespaces", priority=1),
-            column("Message", '.status.conditions[?(@.type=="Valid")].message', priority=1),
         ],
     ),
 )

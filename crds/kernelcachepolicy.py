@@ -11,16 +11,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, ConfigDict, Field, StrictBool, StrictStr
 
-from crds.gpuworkload import (
-    SPEC_LIMIT,
-    Condition,
-    CRDModel,
-    Generation,
-    NamespaceName,
-    ObjectName,
-    Time,
-    serialised_size,
-)
+from crds.gpuworkload import SPEC_LIMIT, CRDModel, NamespaceName, ObjectName, serialised_size
 
 KIND = "KernelCachePolicy"
 PLURAL = "kernelcachepolicies"
@@ -146,14 +137,3 @@ class KernelCachePolicySpec(CRDModel):
         if serialised_size(raw, 2 * SPEC_LIMIT) > 2 * SPEC_LIMIT:
             return None, f"spec: must be at most {2 * SPEC_LIMIT // 1024} KiB as JSON"
         return cls.validated(raw, "spec")
-
-
-class KernelCachePolicyStatus(CRDModel):
-    """What berth reports."""
-
-    observed_generation: Generation | None = None
-    updated: Time | None = None
-    conditions: Annotated[list[Condition], Field(max_length=8)] | None = Field(
-        default=None,
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
-    )
