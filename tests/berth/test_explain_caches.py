@@ -42,9 +42,9 @@ def cluster(api: FakeApi) -> None:
     spec = {"modelName": "m", "gpuCount": 1, "template": {"spec": pod}}
     api.put(GPUWORKLOADS, "w", "ns", spec=spec, status=status)
     api.put(GPUWORKLOADS, "plain", "other", spec={"modelName": "m", "gpuCount": 1}, status=status)
-    for namespace, node in (("ns", "b"), ("other", "a")):
-        about = {"nodeName": node, "kernelCacheRef": {"name": "k", "uid": f"uid-{namespace}"}}
-        api.put(TRITONKERNELCACHENODESTATUSES, f"k-{node}", namespace, spec=about, status=READY)
+    for namespace, cache, node in (("ns", "k", "b"), ("ns", "unasked", "a"), ("other", "k", "a")):
+        about = {"nodeName": node, "kernelCacheRef": {"name": cache, "uid": f"uid-{namespace}-{cache}"}}
+        api.put(TRITONKERNELCACHENODESTATUSES, f"{cache}-{node}", namespace, spec=about, status=READY)
 
 
 async def collected(api: FakeApi, folder: Path) -> Collected:

@@ -148,6 +148,30 @@ def test_where_room_is_kept_for_others_warm_nodes_come_first_too() -> None:
         assert (found.node, found.lent) == (warm, True)
 
 
+def test_who_comes_next_still_finds_the_reserved_room_that_a_warm_node_was_taken_before() -> None:
+    views = [user("w1", "k", gpus=8, preemptible=True), user("w2", gpus=8, preemptible=True)]
+    held = reservation("r", gpus=16, start=1000, end=9000)
+    ledger = known(*views, reserved={held.uid: dict.fromkeys("ab", 8)})
+    for warm in "ab":
+        seen = snapshot([node("a"), node("b")], views, reservations=[held], warm=ready(k=warm))
+        found = placed(round_of(seen, ledger))
+        assert found["w1"] == warm and set(found.values()) == {"a", "b"}
+
+
+def test_what_is_kept_for_the_first_in_the_queue_is_lent_on_warm_nodes_first() -> None:
+    running = [workload(f"on-{name}", 2) for name in "ab"]
+    jobs = [job(f"on-{name}", name, gpus=2) for name in "ab"]
+    first = [
+        workload(f"first-{name}", 8, created=NOW - 500, spec={"nodeSelector": {"kubernetes.io/hostname": name}})
+        for name in "ab"
+    ]
+    view = user("w", "k", preemptible=True)
+    for warm in "ab":
+        seen = snapshot([node("a"), node("b")], [*running, *first, view], jobs=jobs, warm=ready(k=warm))
+        (found,) = round_of(seen, known(view)).assignments
+        assert (found.uid, found.node, found.backfill) == ("w", warm, 0.0)
+
+
 def test_a_gangs_pods_go_to_warm_nodes_of_the_domain_that_it_gets_anyway() -> None:
     zones = {"a": "east", "b": "east", "c": "east", "d": "west", "e": "west"}
     nodes = [node(name, 2, labels={"zone": zone}) for name, zone in zones.items()]
