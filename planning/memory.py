@@ -50,8 +50,6 @@ class Memory:
 
     def mounted(self, spec: GPUWorkloadSpec) -> tuple[Mounted, ...]:
         """`mounted`, remembered."""
-        if spec.template is None:
-            return ()
         key = id(spec)
         found = self._mounted.get(key) or self._mounted_before.get(key)
         if found is None:

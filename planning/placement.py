@@ -230,7 +230,7 @@ def _examine(
         return wait(view, status.WAITING_FOR_RESERVATION, before_it_begins(window))
     deadline, shape, limit = spec.active_deadline_seconds, memory.shape(spec, settings), spec.retry_policy.max_retries
     until = inf if deadline is None else snapshot.now + deadline
-    mounts = caches(memory.mounted(spec), view.namespace)
+    mounts = () if spec.template is None else caches(memory.mounted(spec), view.namespace)
     return Wish(view, turn, shape, name, limit, gang_of(spec), until, window, caches=mounts)
 
 
