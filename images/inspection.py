@@ -29,10 +29,11 @@ class Inspected:
     warnings: tuple[str, ...]
 
 
-async def inspect(path: Path) -> tuple[Inspected, ...]:
-    """All images of a folder; Refused if it is no such folder, or a manifest or config in it is wrong."""
+async def inspect(path: Path, wanted: str | None = None) -> tuple[Inspected, ...]:
+    """The folder's only image, or the one it calls `wanted` (a tag or a digest); of an index all its images. Refused if
+    it is no such folder, or a manifest or config in it is wrong."""
     folder = Folder(path)
-    top = folder.top()
+    top = folder.top(wanted)
     body = folder.read(top.digest, limits.MANIFEST_BYTES, "manifest")
     if not layout.is_index(body):
         return (await _image(folder, top.digest, body, None),)

@@ -166,13 +166,16 @@ class KubeClient:
     async def create(
         self, resource: Resource, body: Mapping[str, Any], namespace: str | None = None, *, dry_run: bool = False
     ) -> dict[str, Any]:
-        """Creates an object; the namespace may also be the body's. AlreadyExists when the name is taken."""
+        """Creates an object; the namespace may also be the body's, and apiVersion and kind may be left out of it.
+        AlreadyExists when the name is taken.
+        """
         if namespace is None and resource.namespaced:
             namespace = (body.get("metadata") or {}).get("namespace")
             if namespace is None:
                 raise ValueError(f"creating a {resource.kind} needs a namespace")
         query = {"dryRun": "All"} if dry_run else None
-        return await self._call("POST", resource, namespace, None, query=query, body=body)
+        full = {"apiVersion": resource.api_version, "kind": resource.kind, **body}
+        return await self._call("POST", resource, namespace, None, query=query, body=full)
 
     async def token(
         self, account: str, namespace: str, *, bound_to: Mapping[str, str] | None = None, seconds: int = 3600

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
+from planning.caches.hits import Seen
 from planning.caches.volumes import Kind, NodeCache
 
 T = TypeVar("T")
@@ -76,6 +77,34 @@ MIGRATIONS: tuple[tuple[str, str], ...] = (
         ALTER TABLE caches ADD COLUMN epoch INTEGER NOT NULL DEFAULT 0;
         ALTER TABLE caches ADD COLUMN goal TEXT NOT NULL DEFAULT '';
         ALTER TABLE caches ADD COLUMN signatures TEXT NOT NULL DEFAULT '[]' CHECK (json_valid(signatures));
+        """,
+    ),
+    (
+        "what pods reported of their caches",
+        # A volume's row is what its pod has told so far; when the volume goes it is added to that of all that went,
+        # whose volume_id is '', and a cache takes its rows with it.
+        """
+        CREATE TABLE seen (
+          cache_uid TEXT NOT NULL,
+          digest TEXT NOT NULL,
+          volume_id TEXT NOT NULL,
+          hits INTEGER NOT NULL,
+          misses INTEGER NOT NULL,
+          compile_seconds REAL NOT NULL,
+          PRIMARY KEY (cache_uid, digest, volume_id)
+        ) STRICT;
+        CREATE INDEX seen_by_volume ON seen (volume_id);
+        CREATE TRIGGER seen_outlives_the_volume AFTER DELETE ON mounts BEGIN
+          INSERT INTO seen
+            SELECT cache_uid, digest, '', hits, misses, compile_seconds FROM seen
+            WHERE volume_id = OLD.volume_id AND cache_uid IN (SELECT uid FROM caches)
+            ON CONFLICT DO UPDATE SET hits = hits + excluded.hits, misses = misses + excluded.misses,
+              compile_seconds = compile_seconds + excluded.compile_seconds;
+          DELETE FROM seen WHERE volume_id = OLD.volume_id;
+        END;
+        CREATE TRIGGER seen_goes_with_the_cache AFTER DELETE ON caches BEGIN
+          DELETE FROM seen WHERE cache_uid = OLD.uid AND volume_id = '';
+        END;
         """,
     ),
 )
@@ -154,6 +183,10 @@ class Ledger:
         except BaseException:
             os.close(lock)
             raise
+
+    def renew(self) -> None:
+        """Makes its identity another: what it says is not what it said, and whoever relies on it is to look again."""
+        self.identity = _identity(self.folder / "identity", fresh=True)
 
     def close(self) -> None:
         """Lets go of the file."""
@@ -244,6 +277,31 @@ class Ledger:
         """The digests that somebody needs: mounted, or what new pods get, or what to fall back to."""
         query = "SELECT digest FROM mounts UNION SELECT digest FROM caches UNION SELECT last_known_good FROM caches"
         return set(self._read(query, (), lambda row: str(row[0]))) - {""}
+
+    # ---- what pods reported
+
+    def put_seen(self, volume_id: str, seen: Seen) -> None:
+        """Notes what the pod of a volume has reported so far; nothing if that volume is not on record. Numbers never
+        fall, so that a repeated or late note changes nothing.
+        """
+        values = {"volume_id": volume_id, **asdict(seen)}
+        self._execute(
+            "INSERT INTO seen SELECT cache_uid, digest, volume_id, :hits, :misses, :compile_seconds FROM mounts "
+            "WHERE volume_id = :volume_id ON CONFLICT DO UPDATE SET hits = max(hits, excluded.hits), "
+            "misses = max(misses, excluded.misses), compile_seconds = max(compile_seconds, excluded.compile_seconds)",
+            values,
+        )
+
+    def seen(self) -> dict[tuple[str, str], Seen]:
+        """What pods reported, by the cache's UID and the digest; also pods that have gone."""
+        sums = "sum(hits), sum(misses), sum(compile_seconds)"
+        query = f"SELECT cache_uid, digest, {sums} FROM seen GROUP BY cache_uid, digest"  # noqa: S608
+        return dict(self._read(query, (), lambda row: ((row[0], row[1]), Seen(*row[2:]))))
+
+    def seen_by_volume(self) -> dict[str, Seen]:
+        """What pods reported, by volume; only volumes on record."""
+        query = "SELECT volume_id, hits, misses, compile_seconds FROM seen WHERE volume_id <> ''"
+        return dict(self._read(query, (), lambda row: (row[0], Seen(*row[1:]))))
 
     # ---- the file
 

@@ -164,7 +164,11 @@ class Statuses:
         now, using, leaving = time.time(), sorted(pods, key=lambda pod: pod.uid), self._leaving.get(ref.uid)
         found = self._findings.get(ref.uid)
         if found is None:
-            kept = with_pods(before, using, now, leaving) if before.get("conditions") else None
+            told = leaving
+            if row is not None and not row.serves:  # lost while nobody looked
+                before = {**before, "digest": None}
+                told = leaving or Check("False", "NotPrepared", row.reason)
+            kept = with_pods(before, using, now, told) if before.get("conditions") else None
             if kept is not None:
                 return kept
             found = _by_row(row, self._simulated())

@@ -21,13 +21,6 @@ from planning.caches.orders import Outcome
 SOON = 10.0  # seconds: it may pass by itself
 LATER = 60.0  # somebody has to do something
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
-_REGISTRY = {
-    "unauthorized": "RegistryRefused",
-    "not_found": "ImageNotFound",
-    "lied": "RegistryLied",
-    "too_large": "TooLarge",
-    "malformed": "Malformed",
-}
 
 
 class Stopped(Exception):
@@ -81,10 +74,10 @@ def by_api(error: KubeError) -> Stopped:
 
 def _by_registry(error: RegistryError) -> Stopped:
     if error.kind == "away":
-        return later("RegistryAway", str(error), error.retry_after or SOON)
+        return later(error.reason, str(error), error.retry_after or SOON)
     if error.kind == "unauthorized":
-        return later(_REGISTRY[error.kind], str(error), error.retry_after or LATER)
-    return Stopped("failed", _REGISTRY[error.kind], str(error))
+        return later(error.reason, str(error), error.retry_after or LATER)
+    return Stopped("failed", error.reason, str(error))
 
 
 def _by_image(refused: Refused) -> Stopped:

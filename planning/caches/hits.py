@@ -29,10 +29,17 @@ _TRUE, _FALSE = ("on", "true", "1"), ("off", "false", "0")
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What pods that have this digest mounted reported through Triton's own listener."""
+    """What pods that have this digest mounted reported through Triton's own listener: kernels of its that they found,
+    kernels that they compiled, and how long that took them.
+    """
 
     hits: int
     misses: int
+    compile_seconds: float = 0.0
+
+    def __add__(self, other: Seen) -> Seen:
+        seconds = self.compile_seconds + other.compile_seconds
+        return Seen(self.hits + other.hits, self.misses + other.misses, seconds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,24 +63,17 @@ class Found:
     simulated: bool = False
 
 
-@dataclass
-class Rig:
-    """`async with node(...)`. `host` is the registry's, `client` writes to it; `env` runs activities."""
+@dataclass(kw_only=True)
+class Publisher:
+    """Whoever makes caches: pushes images to `host`, as `settings` reach it, and signs them with `key`."""
 
-    api: FakeApi
-    kube: KubeClient
-    ledger: Ledger
-    store: Store
-    folder: Path
     settings: Settings
     host: str
-    hardware: Found
-    caches: Caches
-    statuses: Statuses
     key: PrivateKey = field(default_factory=new_key)
-    beats: list[str] = field(default_factory=list)
+    credentials: Credentials = field(default_factory=Credentials)
 
-    # ---- what there is
+    def open(self) -> Registry:
+        return Registry(self.settings, self.credentials)
 
     @property
     def image(self) -> str:
@@ -89,28 +82,12 @@ class Rig:
     def reference(self, digest: str = "") -> Reference:
         return Reference.parse(f"{self.image}@{digest}" if digest else self.image)
 
-    def settle(self, **settings: Any) -> None:
-        """Writes berth-settings."""
-        raw = {"registries": {"insecure": [self.host]}, **settings}
-        self.api.put(CONFIGMAPS, SETTINGS_NAME, SETTINGS_NAMESPACE, data={SETTINGS_KEY: json.dumps(raw)})
-
-    def trust(self, key: PrivateKey | None = None, **spec: Any) -> None:
-        """Writes the policy, which names one key."""
-        signer = {"name": "release", "key": public_pem(key or self.key)}
-        self.api.put(KERNELCACHEPOLICIES, "team", spec={"images": ["**"], "signers": [signer], **spec})
-
-    def cache(self, name: str = "llama", **spec: Any) -> CacheRef:
-        """Writes a cache; fields of its ociImage too."""
-        image = {"image": f"{self.image}:v1", **spec.pop("image", {})}
-        raw = self.api.put(TRITONKERNELCACHES, name, "team-a", spec={"ociImage": image, **spec})
-        return CacheRef("TritonKernelCache", "team-a", name, raw["metadata"]["uid"])
-
     async def push(self, folder: Path, *, index: bool = False, signed: PrivateKey | None = None) -> str:
         """Packs a cache's folder, pushes and signs it; its digest."""
         out = folder.with_name(f"{folder.name}-image")
         top = build(read(folder, Said()), out, tag=None, index=index).top
         layout = Folder(out)
-        async with Registry(self.settings) as registry:
+        async with self.open() as registry:
             body = layout.blob(top.digest).read_bytes()
             digests = [each["digest"] for each in json.loads(body)["manifests"]] if index else [top.digest]
             for digest in digests:
@@ -132,7 +109,7 @@ class Rig:
     async def push_raw(self, config: bytes, *layers: bytes) -> str:
         """An image of any content, signed."""
         image = hostile.Image(config, layers)
-        async with Registry(self.settings) as registry:
+        async with self.open() as registry:
             for blob in (config, *layers):
                 await registry.push_blob(self.reference(), hostile.descriptor(blob), blob)
             digest = (await registry.push_manifest(self.reference(), image.manifest, OCI_MANIFEST)).digest
@@ -141,7 +118,7 @@ class Rig:
 
     async def relabelled(self, digest: str, *targets: Mapping[str, Any]) -> str:
         """The same layers under labels that name other targets, signed."""
-        async with Registry(self.settings) as registry:
+        async with self.open() as registry:
             manifest = await registry.manifest(self.reference(digest))
             config = json.loads(await registry.small(self.reference(), manifest.config()))
             config["config"]["Labels"][labels.summary("triton")] = json.dumps({"targets": targets})
@@ -155,11 +132,44 @@ class Rig:
 
     async def sign(self, digest: str, size: int, media_type: str, key: PrivateKey) -> None:
         made = referring(sign(digest, key), media_type, digest, size, CREATED)
-        async with Registry(self.settings) as registry:
+        async with self.open() as registry:
             for blob in made.blobs.values():
                 await registry.push_blob(self.reference(), hostile.descriptor(blob), blob)
             manifest = self.reference(hostile.sha256(made.manifest))
             await registry.push_manifest(manifest, made.manifest, OCI_MANIFEST)
+
+
+@dataclass(kw_only=True)
+class Rig(Publisher):
+    """`async with node(...)`."""
+
+    api: FakeApi
+    kube: KubeClient
+    ledger: Ledger
+    store: Store
+    folder: Path
+    hardware: Found
+    caches: Caches
+    statuses: Statuses
+    beats: list[str] = field(default_factory=list)
+
+    # ---- what there is
+
+    def settle(self, **settings: Any) -> None:
+        """Writes berth-settings."""
+        raw = {"registries": {"insecure": [self.host]}, **settings}
+        self.api.put(CONFIGMAPS, SETTINGS_NAME, SETTINGS_NAMESPACE, data={SETTINGS_KEY: json.dumps(raw)})
+
+    def trust(self, key: PrivateKey | None = None, **spec: Any) -> None:
+        """Writes the policy, which names one key."""
+        signer = {"name": "release", "key": public_pem(key or self.key)}
+        self.api.put(KERNELCACHEPOLICIES, "team", spec={"images": ["**"], "signers": [signer], **spec})
+
+    def cache(self, name: str = "llama", **spec: Any) -> CacheRef:
+        """Writes a cache; fields of its ociImage too."""
+        image = {"image": f"{self.image}:v1", **spec.pop("image", {})}
+        raw = self.api.put(TRITONKERNELCACHES, name, "team-a", spec={"ociImage": image, **spec})
+        return CacheRef("TritonKernelCache", "team-a", name, raw["metadata"]["uid"])
 
     # ---- what happens
 
@@ -231,7 +241,10 @@ async def node(folder: Path, settings: Settings, host: str, *, quota: int = QUOT
         statuses = Statuses(kube, ledger, NODE)
         images = Images(ledger, store, incoming, hardware)
         caches = Caches(NODE, Rules(kube), ledger, store, images, hardware, statuses, opened)
-        rig = Rig(api, kube, ledger, store, folder, settings, host, hardware, caches, statuses)
+        rig = Rig(
+            settings=settings, host=host, api=api, kube=kube, ledger=ledger, store=store, folder=folder,
+            hardware=hardware, caches=caches, statuses=statuses,
+        )  # fmt: skip
         rig.settle()
         rig.trust()
         yield rig

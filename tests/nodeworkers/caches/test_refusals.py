@@ -7,16 +7,18 @@ from __future__ import annotations
 import gzip
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from images import download, layout
-from images.extraction import Bounds
+from images.extraction import Bounds, Extracted, extract
 from images.triton import folder_name
 from kube.resources import KERNELCACHEPOLICIES, SECRETS, TRITONKERNELCACHES
 from nodeworkers.caches import obtaining
 from planning.caches import labels
+from planning.caches.labels import Kind
 from planning.caches.orders import CacheRef, Report
 from planning.caches.volumes import Refusal, admit
 from tests.images import archives, caches, hostile
@@ -41,10 +43,12 @@ def outcome(report: Report) -> tuple[str, str]:
 
 
 async def served(rig: Rig, tmp_path: Path) -> tuple[CacheRef, str]:
-    """A cache that is Ready, which whatever follows must leave so."""
+    """A cache that is Ready, which whatever follows must leave so. (To check its signature takes a second.)"""
     digest = await rig.push(kernels(tmp_path / "good", seed="good"))
     ref = rig.cache()
+    rig.settle(verifyEnabled=False)
     assert (await rig.prepare(ref, digest)).outcome == "ready"
+    rig.settle()
     return ref, digest
 
 
@@ -229,6 +233,7 @@ async def test_a_hostile_layer_is_refused_and_leaves_nothing(
 ) -> None:
     ref, good = await served(rig, tmp_path)
     digest = await rig.push_raw(CONFIG, layer)
+    rig.settle(verifyEnabled=False)
     report = await rig.prepare(ref, digest, 2)
     assert outcome(report) == ("failed", reason), report.message
     await still(rig, ref, report, good)
@@ -255,10 +260,9 @@ async def test_an_extraction_that_takes_too_long_is_tried_again(
 ) -> None:
     ref, good = await served(rig, tmp_path)
     digest = await rig.push(kernels(tmp_path / "other", seed="other"))
-    whole = obtaining.extract
 
-    async def hurried(*arguments: object, **named: object) -> object:
-        return await whole(*arguments, bounds=Bounds(seconds=0))  # type: ignore[arg-type]
+    async def hurried(layers: Sequence[Path], kind: Kind, into: Path) -> Extracted:
+        return await extract(layers, kind, into, Bounds(seconds=0))
 
     monkeypatch.setattr(obtaining, "extract", hurried)
     report = await rig.prepare(ref, digest, 2)

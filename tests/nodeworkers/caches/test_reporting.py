@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kube.resources import NODES, TRITONKERNELCACHENODESTATUSES
+from kube.resources import NODES, TRITONKERNELCACHENODESTATUSCLUSTERS, TRITONKERNELCACHENODESTATUSES
 from nodeworkers.caches import reporting
 from nodeworkers.caches.reporting import MANAGER, Statuses
 from planning.caches.orders import CacheRef
@@ -113,7 +113,7 @@ async def test_a_node_that_was_made_anew_owns_it(rig: Rig, ready: CacheRef) -> N
     fresh = Statuses(rig.kube, rig.ledger, NODE)
     async with keeping(fresh):
         uid = rig.api.objects(NODES)["", NODE]["metadata"]["uid"]
-        await until(lambda: (made := rig.told(ready)) and made["metadata"]["ownerReferences"][0]["uid"] == uid)
+        await until(lambda: bool(rig.told(ready)["metadata"]["ownerReferences"][0]["uid"] == uid))
         await until(lambda: "status" in rig.told(ready))
 
 
@@ -152,6 +152,5 @@ async def test_another_caches_status_is_left_alone(rig: Rig, ready: CacheRef) ->
     assert rig.told(ready)
     rig.ledger.put_cache(NodeCache("cl-1", "TritonKernelCacheCluster", "", "whole", reason="not yet"))
     async with keeping(rig.statuses):
-        from kube.resources import TRITONKERNELCACHENODESTATUSCLUSTERS as WHOLE
-
-        await until(lambda: "status" in rig.api.objects(WHOLE).get(("", f"whole.{NODE}"), {}))
+        whole = TRITONKERNELCACHENODESTATUSCLUSTERS
+        await until(lambda: "status" in rig.api.objects(whole).get(("", f"whole.{NODE}"), {}))

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from temporalio.exceptions import ApplicationError
 
+from nodeworkers.caches import turns as module
 from nodeworkers.caches.turns import Turns
 
 DEADLINE = 10.0
@@ -101,8 +102,6 @@ async def test_a_cancelled_order_is_cancelled_and_no_newer_one_is_claimed() -> N
 
 
 async def test_of_caches_that_are_gone_a_bounded_number_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    from nodeworkers.caches import turns as module
-
     monkeypatch.setattr(module, "_REMEMBERED", 3)
     turns: Turns[None] = Turns()
 
