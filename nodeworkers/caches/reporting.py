@@ -24,7 +24,18 @@ from kube.resources import (
     Resource,
 )
 from nodeworkers.ledger import Ledger, LedgerError, Mount
-from planning.caches.node_status import Check, Findings, Pod, document, same, status, status_name, with_pods
+from planning.caches.hits import Seen, reported
+from planning.caches.node_status import (
+    Check,
+    ConditionType,
+    Findings,
+    Pod,
+    document,
+    same,
+    status,
+    status_name,
+    with_pods,
+)
 from planning.caches.orders import CacheRef
 from planning.caches.volumes import NodeCache
 
@@ -55,6 +66,7 @@ class Statuses:
         self._due: set[str] = set()
         self._seen = -1
         self._pods: dict[str, frozenset[Pod]] = {}
+        self._hits: dict[str, Check | None] = {}
         self.trouble = ""
         """Why the API server does not take them; '' while it does."""
 
@@ -74,7 +86,7 @@ class Statuses:
         """Removes what the node said about a cache. Raises KubeError where that could not be done."""
         async with self._turn:
             self._forgotten.add(ref.uid)
-            for kept in (self._findings, self._leaving, self._written, self._pods):
+            for kept in (self._findings, self._leaving, self._written, self._pods, self._hits):
                 kept.pop(ref.uid, None)
             self._due.discard(ref.uid)
             resource, name, namespace = self._place(ref)
@@ -105,10 +117,13 @@ class Statuses:
         changes = self._ledger.changes
         if changes == self._seen and not self._due:
             return []
-        pods = pods_of(self._ledger.mounts())
+        pods, seen = pods_of(self._ledger.mounts()), self._ledger.seen()
         caches = {cache.uid: cache for cache in self._ledger.caches()}
-        for uid in caches:
+        for uid, cache in caches.items():
             if uid not in self._pods or pods.get(uid, frozenset()) != self._pods[uid]:
+                self._due.add(uid)
+            # Numbers go up with every kernel: they are news once they mean something else.
+            if _reason(_hit(seen.get((uid, cache.digest)))) != _reason(self._hits.get(uid)):
                 self._due.add(uid)
         self._due &= caches.keys()
         self._seen = changes
@@ -136,14 +151,17 @@ class Statuses:
         self.trouble = trouble
 
     async def _write(self, ref: CacheRef) -> None:
-        row, mounts = await asyncio.to_thread(lambda: (self._ledger.cache(ref.uid), self._ledger.mounts_of(ref.uid)))
+        row, mounts, seen = await asyncio.to_thread(
+            lambda: (self._ledger.cache(ref.uid), self._ledger.mounts_of(ref.uid), self._ledger.seen())
+        )
         pods = pods_of(mounts).get(ref.uid, frozenset())
+        hit = _hit(seen.get((ref.uid, row.digest))) if row is not None else None
         resource, name, namespace = self._place(ref)
         for last in (False, True):
             before = self._written.get(ref.uid)
             if before is None:
                 before = await self._object(ref)
-            wanted = self._wanted(ref, row, pods, before)
+            wanted = self._wanted(ref, row, pods, hit, before)
             if same(before, wanted):
                 break
             body = {"status": wanted}
@@ -157,22 +175,26 @@ class Statuses:
                     raise
         self._written[ref.uid] = wanted
         self._pods[ref.uid] = pods
+        self._hits[ref.uid] = hit
 
     def _wanted(
-        self, ref: CacheRef, row: NodeCache | None, pods: frozenset[Pod], before: Mapping[str, Any]
+        self, ref: CacheRef, row: NodeCache | None, pods: frozenset[Pod], hit: Check | None, before: Mapping[str, Any]
     ) -> dict[str, Any]:
         now, using, leaving = time.time(), sorted(pods, key=lambda pod: pod.uid), self._leaving.get(ref.uid)
         found = self._findings.get(ref.uid)
         if found is None:
-            told = leaving
+            told: dict[ConditionType, Check] = {} if hit is None else {"HitPredicted": hit}
             if row is not None and not row.serves:  # lost while nobody looked
                 before = {**before, "digest": None}
-                told = leaving or Check("False", "NotPrepared", row.reason)
+                told["Ready"] = Check("False", "NotPrepared", row.reason)
+            if leaving is not None:
+                told["Ready"] = leaving
             kept = with_pods(before, using, now, told) if before.get("conditions") else None
             if kept is not None:
                 return kept
             found = _by_row(row, self._simulated())
-        return status(found if leaving is None else replace(found, ready=leaving), using, before, now)
+        found = replace(found, hit_predicted=hit or found.hit_predicted, ready=leaving or found.ready)
+        return status(found, using, before, now)
 
     async def _object(self, ref: CacheRef) -> dict[str, Any]:
         """The status as the API server has it; {} where the object had to be made."""
@@ -202,6 +224,16 @@ class Statuses:
         if ref.kind == CLUSTER_KIND:
             return TRITONKERNELCACHENODESTATUSCLUSTERS, name, None
         return TRITONKERNELCACHENODESTATUSES, name, ref.namespace
+
+
+def _hit(seen: Seen | None) -> Check | None:
+    """What pods reported, as a condition; None while there is nothing."""
+    found = reported(seen)
+    return None if found is None else Check("True" if found.hit else "False", found.reason, found.message)
+
+
+def _reason(check: Check | None) -> str:
+    return "" if check is None else check.reason
 
 
 def pods_of(mounts: list[Mount]) -> dict[str, frozenset[Pod]]:

@@ -123,17 +123,17 @@ def status(found: Findings, pods: Sequence[Pod], before: object, now: float) -> 
 
 
 def with_pods(
-    before: Mapping[str, Any], pods: Sequence[Pod], now: float, ready: Check | None = None
+    before: Mapping[str, Any], pods: Sequence[Pod], now: float, checks: Mapping[ConditionType, Check]
 ) -> dict[str, Any] | None:
-    """A status in which only the pods are others, and `ready` if it is given; None if that is no status."""
+    """A status in which only the pods and these conditions are others; None if that is no status."""
     raw = {**before, **_uses(pods), "updated": timestamp(now)}
     kept = raw.get("conditions")
-    if ready is not None and isinstance(kept, list):
-        generation = before.get("observedGeneration")
-        told = _condition("Ready", ready, generation if isinstance(generation, int) else 0, before, now)
-        raw["conditions"] = [
-            *(each for each in kept if not (isinstance(each, Mapping) and each.get("type") == "Ready")), told,
-        ]  # fmt: skip
+    if isinstance(kept, list):
+        said = before.get("observedGeneration")
+        generation = said if isinstance(said, int) else 0
+        told = [_condition(kind, check, generation, before, now) for kind, check in checks.items()]
+        others = [each for each in kept if not (isinstance(each, Mapping) and each.get("type") in checks)]
+        raw["conditions"] = [*others, *told]
     try:
         return _dumped(raw)
     except ValidationError:

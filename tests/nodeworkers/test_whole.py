@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 
@@ -15,7 +16,7 @@ import pytest
 from stack.realnode import unavailable
 from tests.nodeworkers.csi_rig import needs_mounts
 from tests.nodeworkers.triton_python import triton_python
-from tests.nodeworkers.whole import CAPTURED, DATA, NODE, Cluster, pod, whole
+from tests.nodeworkers.whole import CAPTURED, DATA, KERNELS, NODE, NODE_STATUS, Cluster, pod, whole
 
 pytestmark = [
     *needs_mounts,
@@ -69,7 +70,7 @@ def test_from_a_folder_of_kernels_to_pods_that_find_them(cluster: Cluster) -> No
     told = cluster.until_condition("llama", "Ready", "True", "Ready")
     assert "1 node" in told
     assert cluster.condition("tritonkernelcache", "llama", "Verified")[0] == "True"
-    status = cluster.get("tritonkernelcachenodestatus", f"llama.{NODE}")["status"]
+    status = cluster.get(NODE_STATUS, f"llama.{NODE}")["status"]
     assert status["gpuType"] and status["simulated"] is True and status["mountPath"] == CAPTURED
     conditions = {each["type"]: (each["status"], each["reason"]) for each in status["conditions"]}
     assert conditions["Compatible"][0] == conditions["Verified"][0] == "True"
@@ -82,9 +83,52 @@ def test_from_a_folder_of_kernels_to_pods_that_find_them(cluster: Cluster) -> No
     only_cuda = code().replace(' GPUTarget("hip", "gfx942", 64)', "")
     assert only_cuda != code()
     assert hits(cluster, "first", only_cuda) == [True, True], "every kernel of the image for this GPU is found"
+    cluster.until_predicted("llama", "True", "ListenerSawHits")
     # What the image does not have (another GPU's kernels) is compiled into the pod's own layer, and found there then.
     assert hits(cluster, "first", code()) == [True, True, False, False]
     assert hits(cluster, "first", code()) == [True, True, True, True]
     listing = cluster.inside("second", f"ls {CAPTURED}").split()
     assert len([name for name in listing if len(name) == 52]) == 2, "another pod sees nothing of it"
     assert hits(cluster, "second", only_cuda) == [True, True]
+    cluster.until_predicted("llama", "False", "ListenerSawMisses")
+
+
+def test_what_is_refused_says_why_and_takes_nothing_away(cluster: Cluster) -> None:
+    cluster.apply(cluster.cache("guarded", cluster.push("guarded")))
+    cluster.until_condition("guarded", "Ready", "True", "Ready")
+    served = cluster.served("guarded")
+    cluster.apply(pod("holder", "guarded"), pod("stranger", "guarded", namespace="team-b"))
+    cluster.running("holder")
+    cluster.until("a pod of another namespace is told", lambda: "not known" in cluster.events("stranger", "team-b"))
+
+    cluster.apply(cluster.cache("guarded", cluster.push("unsigned", sign=False)))
+    told = cluster.until_condition("guarded", "Error", "True", "RolledBack")
+    assert "NotSigned" in told or "has no signature" in told
+    cluster.until_condition("guarded", "Ready", "True", "Ready")
+    assert cluster.served("guarded") == served
+    cluster.apply(pod("later", "guarded"))
+    cluster.running("later")
+    assert len(cluster.inside("holder", f"ls {CAPTURED}").split()) == 2
+
+    only_amd = cluster.folder / "only-amd"
+    shutil.copytree(KERNELS, only_amd)
+    for metadata in only_amd.glob("*/*.json"):
+        if not metadata.name.startswith("__grp__") and '"cuda"' in metadata.read_text():
+            shutil.rmtree(metadata.parent)
+    cluster.apply(cluster.cache("amd", cluster.push("amd", only_amd)), pod("on-nvidia", "amd"))
+    told = cluster.until_condition("amd", "Ready", "False", "Incompatible")
+    assert "gfx942" in told
+    cluster.until("its pod is told", lambda: "does not fit the GPUs" in cluster.events("on-nvidia"))
+
+
+def test_deletion_waits_for_the_pod_that_has_it_mounted(cluster: Cluster) -> None:
+    cluster.apply(cluster.cache("short", cluster.push("short")), pod("user", "short"))
+    cluster.running("user")
+    cluster.until("the pod is counted", lambda: cluster.pods("short") == 1)
+    cluster.stack.kubectl("-n", "team-a", "delete", "tritonkernelcache", "short", "--wait=false")
+    told = cluster.until_condition("short", "Ready", "False", "InUse")
+    assert "1 pod" in told and NODE in told
+    assert len(cluster.inside("user", f"ls {CAPTURED}").split()) == 2
+    cluster.stack.kubectl("-n", "team-a", "delete", "pod", "user")
+    cluster.until("the cache is gone", lambda: not cluster.get("tritonkernelcache", "short"))
+    cluster.until("so is what the node said", lambda: not cluster.get(NODE_STATUS, f"short.{NODE}"))

@@ -25,6 +25,7 @@ CAPTURED = "/home/app/.triton/cache"
 DATA = Path(__file__).parents[1] / "images" / "data"
 KERNELS = DATA / "triton-3.9.0"
 NODE = "node-1"
+NODE_STATUS = "tritonkernelcachenodestatus"
 
 
 def program(name: str) -> Path:
@@ -109,9 +110,21 @@ class Cluster:
         )
         return self.condition(kind, name, condition)[2]
 
-    def events(self, name: str) -> str:
+    def until_predicted(self, name: str, status: str, reason: str) -> None:
+        """On the node, of the pods that come."""
+        self.until(
+            f"hits of {name} are predicted {status} {reason}",
+            lambda: self.condition(NODE_STATUS, f"{name}.{NODE}", "HitPredicted")[:2] == (status, reason),
+        )
+
+    def served(self, name: str) -> str:
+        """The digest that new pods get on the node."""
+        return str(self.get(NODE_STATUS, f"{name}.{NODE}")["status"]["digest"])
+
+    def events(self, name: str, namespace: str = "team-a") -> str:
+        """What the pod's Events say."""
         selector = f"--field-selector=involvedObject.name={name}"
-        return self.stack.kubectl("-n", "team-a", "get", "events", selector, "-o", "jsonpath={.items[*].message}")
+        return self.stack.kubectl("-n", namespace, "get", "events", selector, "-o", "jsonpath={.items[*].message}")
 
     def inside(self, pod: str, script: str) -> str:
         return self.stack.kubectl("-n", "team-a", "exec", pod, "--", "sh", "-c", script, check=False)
@@ -121,7 +134,7 @@ class Cluster:
 
     def pods(self, name: str) -> int:
         """How many have the cache mounted, as the node says."""
-        status = self.get("tritonkernelcachenodestatus", f"{name}.{NODE}").get("status", {})
+        status = self.get(NODE_STATUS, f"{name}.{NODE}").get("status", {})
         return int(status.get("podsUsing", 0))
 
     def mount(self, pod: str) -> Path:

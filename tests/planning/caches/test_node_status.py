@@ -50,7 +50,7 @@ def test_whatever_was_found_the_status_is_valid(found: Findings, using: list[Pod
     assert all(len(each.message) <= 1024 and each.message.isprintable() for each in model.conditions or ())
     again = status(found, using, made, now + 100)
     assert same(made, again), "nothing changed, so the conditions are as old as they were"
-    assert with_pods(made, using, now) == made
+    assert with_pods(made, using, now, {}) == made
 
 
 json = st.recursive(
@@ -64,7 +64,7 @@ json = st.recursive(
 def test_whatever_it_was_before(found: Findings, before: Any) -> None:
     NodeCacheStatus.model_validate(status(found, [], before, 1e9))
     if isinstance(before, dict):
-        made = with_pods(before, [POD], 1e9, YES)
+        made = with_pods(before, [POD], 1e9, {"Ready": YES})
         if made is not None:
             NodeCacheStatus.model_validate(made)
 
@@ -90,10 +90,10 @@ def test_a_condition_is_as_old_as_its_truth() -> None:
 
 def test_pods_come_and_go_without_another_look() -> None:
     first = status(FOUND, [], None, 1000)
-    second = with_pods(first, [POD], 2000)
+    second = with_pods(first, [POD], 2000, {})
     assert second is not None and not same(first, second)
     assert second["podsUsing"] == 1 and second["conditions"] == first["conditions"]
-    leaving = with_pods(second, [POD], 3000, Check("False", "Removing", "it goes"))
+    leaving = with_pods(second, [POD], 3000, {"Ready": Check("False", "Removing", "it goes")})
     assert leaving is not None
     assert [(each["type"], each["reason"]) for each in leaving["conditions"]] == [
         ("Verified", "Fine"), ("Compatible", "Fine"), ("HitPredicted", "RuntimeNotGiven"), ("Ready", "Removing"),
