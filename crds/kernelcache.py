@@ -115,7 +115,9 @@ class Runtime(CRDModel):
         description="Version of Triton, such as 3.9.0, or sha256:… of its build key (`berth cache inspect` shows it).",
     )
     ptxas: Annotated[StrictStr, Field(min_length=1, max_length=256)] | None = Field(
-        default=None, description="What ptxas --version says, or the version in it, such as 12.9.86."
+        default=None,
+        description="What ptxas --version says, or the version in it, such as 12.9.86. From Triton 3.9 on, GPUs from "
+        "sm_90 on are assembled by ptxas-blackwell, whose version then counts.",
     )
     environment: Annotated[
         dict[EnvironmentName, Annotated[StrictStr, Field(max_length=1024)]], Field(max_length=64)
