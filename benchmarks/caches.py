@@ -16,7 +16,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -260,7 +260,7 @@ class Bench:
     def _settled(self) -> bool:
         return all(each.good and each.nodes == self.options.nodes for each in self.found.values())
 
-    async def _until(self, holds: Any, what: str) -> None:
+    async def _until(self, holds: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + self.options.timeout
         told = time.monotonic()
         while not holds():
