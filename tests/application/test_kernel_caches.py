@@ -268,7 +268,7 @@ async def what_changed_is_checked_anew(world: World) -> None:
 
 
 async def _counts(world: World, **wanted: int) -> bool:
-    return wanted.items() <= (await world.get())["status"]["counts"].items()
+    return bool(wanted.items() <= (await world.get())["status"]["counts"].items())
 
 
 async def _serve(agents: list[SimulatedAgent], digest: str) -> bool:
