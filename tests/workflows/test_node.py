@@ -101,15 +101,17 @@ async def test_what_comes_during_a_look_is_looked_at(monkeypatch: pytest.MonkeyP
     assert world.asked == [False, True]
 
 
-async def test_a_poke_is_not_lost_where_a_new_run_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(monkeypatch, WAIT)
+@pytest.mark.parametrize("comes", ["between", "during"])
+async def test_a_poke_is_not_lost_where_a_new_run_is_due(monkeypatch: pytest.MonkeyPatch, comes: str) -> None:
+    world = World(monkeypatch, WAIT, WAIT)
 
     def full() -> None:
         world.full = True
         world.workflow.poke()
 
-    world.between[1] = full
+    world.between[1] = full if comes == "between" else lambda: world.workflow.poke()
+    world.during[1] = full if comes == "during" else lambda: None
     with pytest.raises(AnewError) as anew:
         await world.run()
-    assert world.asked == [False], "looked at before, for it is not carried over"
+    assert world.asked == [False] * (1 if comes == "between" else 2), "looked at before, for it is not carried over"
     assert anew.value.args[0] == NodeState("a", "f1")
