@@ -274,20 +274,10 @@ def _resource(ref: CacheRef) -> Resource:
     return TRITONKERNELCACHES if ref.namespace else TRITONKERNELCACHECLUSTERS
 
 
-_REASONS = {
-    "away": "RegistryAway",
-    "unauthorized": "RegistryUnauthorized",
-    "not_found": "ImageNotFound",
-    "lied": "RegistryLied",
-    "too_large": "ImageTooLarge",
-    "malformed": "ImageMalformed",
-}
-
-
 def _reason(failed: RegistryError | NoCredentials | BadSettings) -> tuple[str, float]:
     """The reason for a condition, and after how many seconds to ask again."""
     if isinstance(failed, RegistryError):
-        return _REASONS[failed.kind], max(failed.retry_after or 0.0, PULL_AGAIN)
+        return failed.reason, max(failed.retry_after or 0.0, PULL_AGAIN)
     if isinstance(failed, NoCredentials):
         return failed.reason, PULL_AGAIN
     return "InvalidSettings", AGAIN

@@ -21,11 +21,22 @@ _ADVICE: dict[Kind, str] = {
 }
 
 
+_REASONS: dict[Kind, str] = {
+    "away": "RegistryAway",
+    "unauthorized": "RegistryRefused",
+    "not_found": "ImageNotFound",
+    "lied": "RegistryLied",
+    "too_large": "TooLarge",
+    "malformed": "Malformed",
+}
+
+
 class RegistryError(Exception):
     """A registry did not give what was asked for.
 
     `kind`: away (may pass by itself), unauthorized, not_found, lied (what came is not what was promised), too_large,
-    malformed. `retry_after`: seconds after which to ask again, if the registry said so or it would help, else None.
+    malformed. `reason` is the same in a word for conditions. `retry_after`: seconds after which to ask again, if the
+    registry said so or it would help, else None.
     """
 
     def __init__(
@@ -35,4 +46,5 @@ class RegistryError(Exception):
         self.what = what
         self.why = why
         self.retry_after = retry_after
+        self.reason = _REASONS[kind]
         super().__init__(f"{what}: {why}. {_ADVICE[kind] if advice is None else advice}")

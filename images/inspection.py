@@ -61,11 +61,11 @@ async def _image(folder: Folder, digest: str, body: bytes, target: Target | None
             extracted = await extract(layers, image.kind, Path(into))
     except Refused as refused:
         return Inspected(digest, target, image, None, str(refused), tuple(warnings))
-    return Inspected(digest, target, image, extracted, "", (*warnings, *_differences(image, extracted, target)))
+    return Inspected(digest, target, image, extracted, "", (*warnings, *differences(image, extracted, target)))
 
 
-def _differences(image: layout.CacheImage, extracted: Extracted, target: Target | None) -> list[str]:
-    """Where an image does not hold what it says."""
+def differences(image: layout.CacheImage, extracted: Extracted, target: Target | None) -> list[str]:
+    """Where an image does not hold what it, or the index that names it, says: sentences."""
     told, found = list(extracted.warnings), image.packed
     if extracted.warned > len(told):
         told.append(f"… and {extracted.warned - len(told)} more of these.")

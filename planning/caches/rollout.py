@@ -245,33 +245,33 @@ def _settled(aim: Aim, rollout: Rollout, wanted: Wanted, nodes: Nodes) -> Aim:
 
 
 def _next(rollout: Rollout, nodes: Nodes, goal: str, key: str, most: int | str) -> list[str]:
-    """Who is ordered now. A node that gives up another digest for this one takes a place of `maxUnavailable`, as do
-    those that were told and are not ready; nodes that serve nothing, or this very digest, wait for nobody.
+    """Who is ordered now. A node that gives up another digest takes a place of `maxUnavailable` until it is ready;
+    nodes that serve nothing, or this very digest already, wait for nobody.
     """
-    due, under_way, without = [], 0, 0
-    for name in sorted(nodes.selected):
-        member = rollout.members.get(name)
-        usable = nodes.selected[name]
-        current = member is not None and member.key == key and name not in nodes.rechecked
-        if not current and usable:
-            due.append(name)
-        if member is None or not current:
-            continue
-        waits = member.outcome in ("", "retrying")
-        under_way += member.outcome == "" and usable
-        without += usable and (waits or member.outcome == "failed") and member.serves not in ("", goal)
-    room = unavailable(most, len(nodes.selected)) - without
+    usable = {name: rollout.members.get(name) for name in sorted(nodes.selected) if nodes.selected[name]}
+    changing = {name for name, member in usable.items() if member is not None and _changes(member)}
+    room = unavailable(most, len(nodes.selected)) - len(changing)
+    under_way = sum(member is not None and member.outcome == "" for member in usable.values())
     chosen: list[str] = []
-    for name in due:
-        if under_way + len(chosen) >= AT_ONCE:
-            break
-        member = rollout.members.get(name)
-        if member is not None and member.serves not in ("", goal):
+    for name, member in usable.items():
+        if member is not None and member.key == key and name not in nodes.rechecked:
+            continue
+        if member is not None and member.serves not in ("", goal) and name not in changing:
             if room <= 0:
                 continue
             room -= 1
+        again = member is not None and member.outcome == ""  # it is under way already
+        if not again and under_way >= AT_ONCE:
+            break
+        under_way += not again
         chosen.append(name)
     return chosen
+
+
+def _changes(member: Member) -> bool:
+    """Whether a node has been told to give up what it serves, and is not there yet."""
+    told = bool(member.digest) and member.serves not in ("", member.digest)
+    return told and member.outcome in ("", "retrying", "failed")
 
 
 def _farewells(rollout: Rollout, nodes: Nodes, order: NodeOrder) -> list[Sent]:
