@@ -16,7 +16,7 @@ from temporalio.testing import ActivityEnvironment
 from crds.settings import SETTINGS_KEY, SETTINGS_NAME, SETTINGS_NAMESPACE
 from images.build import Said, build, read
 from images.credentials import Credentials
-from images.descriptor import OCI_INDEX, OCI_MANIFEST, Descriptor
+from images.descriptor import OCI_CONFIG, OCI_INDEX, OCI_MANIFEST, Descriptor
 from images.endpoints import Settings
 from images.folder import Folder
 from images.layout import read_manifest
@@ -123,7 +123,7 @@ class Publisher:
             config = json.loads(await registry.small(self.reference(), manifest.config()))
             config["config"]["Labels"][labels.summary("triton")] = json.dumps({"targets": targets})
             body = json.dumps(config).encode()
-            document = {**manifest.document, "config": hostile.descriptor(body, hostile.CONFIG_TYPE).as_json()}
+            document = {**manifest.document, "config": hostile.descriptor(body, OCI_CONFIG).as_json()}
             await registry.push_blob(self.reference(), hostile.descriptor(body), body)
             made = json.dumps(document).encode()
             found = await registry.push_manifest(self.reference(hostile.sha256(made)), made, OCI_MANIFEST)
