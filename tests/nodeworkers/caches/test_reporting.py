@@ -82,6 +82,22 @@ async def test_pods_come_and_go_and_an_idle_node_says_nothing(rig: Rig, ready: C
         assert len(rig.api.requests) == before
 
 
+async def test_while_nothing_is_written_the_ledger_is_not_even_read(
+    rig: Rig, ready: CacheRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with keeping(rig.statuses):
+        await until(lambda: rig.statuses._seen == rig.ledger.changes and not rig.statuses._due)
+
+    def read() -> None:
+        raise AssertionError("it was read")
+
+    monkeypatch.setattr(rig.ledger, "mounts", read)
+    assert rig.statuses._look() == []
+    rig.mount(ready)
+    with pytest.raises(AssertionError, match="it was read"):
+        rig.statuses._look()
+
+
 async def test_after_a_restart_what_was_said_stays_and_the_pods_are_right(rig: Rig, ready: CacheRef) -> None:
     before = rig.told(ready)["status"]
     rig.mount(ready)
