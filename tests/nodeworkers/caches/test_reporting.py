@@ -57,6 +57,12 @@ def writes(rig: Rig) -> list[tuple[str, str]]:
     return [(method, path) for method, path, _ in rig.api.requests if method != "GET" and STATUS.plural in path]
 
 
+def owners(rig: Rig) -> list[str]:
+    """Of the status, by UID; none while there is no such object."""
+    made = rig.api.objects(STATUS).get(("team-a", f"llama.{NODE}"), {"metadata": {}})
+    return [owner["uid"] for owner in made["metadata"].get("ownerReferences", [])]
+
+
 async def test_the_object_is_the_nodes_and_its_status_is_applied(rig: Rig, ready: CacheRef) -> None:
     made = rig.told(ready)
     assert made["metadata"]["name"] == f"llama.{NODE}"
@@ -140,7 +146,7 @@ async def test_a_node_that_was_made_anew_owns_it(rig: Rig, ready: CacheRef) -> N
     fresh = Statuses(rig.kube, rig.ledger, NODE)
     async with keeping(fresh):
         uid = rig.api.objects(NODES)["", NODE]["metadata"]["uid"]
-        await until(lambda: bool(rig.told(ready)["metadata"]["ownerReferences"][0]["uid"] == uid))
+        await until(lambda: owners(rig) == [uid])
         await until(lambda: "status" in rig.told(ready))
 
 
