@@ -40,7 +40,20 @@ from kube.events import EventRecorder
 from kube.resources import TRITONKERNELCACHECLUSTERS, TRITONKERNELCACHES, ObjectRef, Resource
 from planning.caches.model import FINALIZER, CacheView, cache_view
 from planning.caches.orders import CacheRef, NodeOrder, cache_id, node_cache_id
-from planning.caches.rollout import Aim, Nodes, Rollout, Step, Target, Wanted, answered, applied, asks, farewell, step
+from planning.caches.rollout import (
+    Aim,
+    Nodes,
+    Rollout,
+    Sent,
+    Step,
+    Target,
+    Wanted,
+    answered,
+    applied,
+    asks,
+    farewell,
+    step,
+)
 from planning.caches.status import Standing, cache_status, news, worth
 from planning.times import timestamp
 
@@ -49,6 +62,10 @@ log = logging.getLogger(__name__)
 CATCH_UP = 6.0
 AGAIN = 600.0  # seconds between looks at a cache of which nothing is heard
 PULL_AGAIN = 30.0  # until a registry that did not answer is asked once more
+# Seconds that a look may send orders for. When many caches begin at once, Temporal is slow: a look that outlives its
+# workflow task is lost, and its orders would all be sent anew.
+SENDING = 1.0
+SOON = 0.1  # until the next look, for what this one did not get done
 
 _meter = metrics.get_meter("berth.worker")
 _rollouts = _meter.create_counter("berth_cache_rollouts", description="Digests that were rolled out or given up")
@@ -85,13 +102,15 @@ class KernelCaches:
         if not view.finalizer:
             view = await self._with_finalizer(view)
             if view is None:
-                return CacheLooked("Changed", "it changed while its finalizer was added", within=0.1)
+                return CacheLooked("Changed", "it changed while its finalizer was added", within=SOON)
         found = await self._look_around(view, look)
         rollout, taken = replace(look.rollout, aim=found.aim), Step(found.aim)
         if view.spec is not None:
             rules = await rules_of(self._cache, self._kube, found.aim.goal.image, view.ref)
-            taken = step(rollout, Wanted(view.generation, view.spec, rules), found.nodes, epoch)
-            await self._send(view.ref, taken)
+            wanted = step(rollout, Wanted(view.generation, view.spec, rules), found.nodes, epoch)
+            taken = await self._send(view.ref, wanted)
+            if len(taken.orders) < len(wanted.orders):
+                found = replace(found, within=SOON)
         if taken.aim.goal != look.rollout.aim.goal and look.rollout.aim.goal.digest:
             _rollouts.add(1, {"kind": "rolled back" if taken.aim.rejected else "begun"})
         return await self._show(view, applied(rollout, taken), taken, found)
@@ -166,20 +185,29 @@ class KernelCaches:
 
     async def _leave(self, view: CacheView, look: CacheLook, epoch: int) -> CacheLooked:
         nodes = self._nodes(view, look.rechecked)
-        taken = farewell(look.rollout, view.generation, nodes, epoch, forced=view.forced)
-        await self._send(view.ref, taken)
+        wanted = farewell(look.rollout, view.generation, nodes, epoch, forced=view.forced)
+        taken = await self._send(view.ref, wanted)
         if taken.over:
             if not await self._without_finalizer(view):
-                return CacheLooked("Deleting", "it changed while its finalizer was removed", taken, within=0.1)
+                return CacheLooked("Deleting", "it changed while its finalizer was removed", taken, within=SOON)
             return CacheLooked("Deleted", "every node has let go of it", taken, over=True)
-        return await self._show(view, applied(look.rollout, taken), taken, _Found(nodes, look.rollout.aim))
+        within = SOON if len(taken.orders) < len(wanted.orders) else AGAIN
+        found = _Found(nodes, look.rollout.aim, within=within)
+        return await self._show(view, applied(look.rollout, taken), taken, found)
 
-    async def _send(self, ref: CacheRef, taken: Step) -> None:
-        for sent in taken.orders:
-            _ordered.add(1, {"task": sent.order.task})
-            await self._order(ref, sent.node, sent.order)
-        for node in taken.forgotten:
+    async def _send(self, ref: CacheRef, wanted: Step) -> Step:
+        """The step as far as there was time for it; the next look finds the rest. A last one is taken whole."""
+        until = time.monotonic() + SENDING
+        sent: list[Sent] = []
+        for each in wanted.orders:
+            if sent and not wanted.over and time.monotonic() > until:
+                break
+            _ordered.add(1, {"task": each.order.task})
+            await self._order(ref, each.node, each.order)
+            sent.append(each)
+        for node in wanted.forgotten:
             await self._signal(node_cache_id(ref.uid, node), "dismiss")
+        return replace(wanted, orders=tuple(sent))
 
     async def _order(self, ref: CacheRef, node: str, order: NodeOrder) -> None:
         await self._temporal.start_workflow(
@@ -211,7 +239,7 @@ class KernelCaches:
             if await self._write(view, {**due, "updated": timestamp(now)}):
                 self._tell_people(view, due)
             else:
-                within = 0.1
+                within = SOON
         elif wait is not None:
             within = min(within, wait)
         return CacheLooked(ready["reason"], ready["message"], taken, within=within)

@@ -28,7 +28,7 @@ RETRY = RetryPolicy(initial_interval=timedelta(milliseconds=200), maximum_interv
 # many as those that are still awaited, or after so long. A change of these, as of any wait, needs a patch marker.
 GOOD = ("ready", "incompatible", "removed")
 AWAITED_FOR_EACH = 4
-COMPANY = timedelta(seconds=5)
+COMPANY = 5.0  # seconds
 
 
 @workflow.defn(name="KernelCache", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
@@ -38,6 +38,8 @@ class KernelCache:
         self._state = state
         self._poked = False
         self._heard = 0  # good answers since the last look
+        self._looking = False
+        self._early: list[Report] = []  # answers to orders of a look that is not over yet
         self._phase = ""
 
     @workflow.signal(description="Something changed that may concern this cache: look again")
@@ -47,14 +49,10 @@ class KernelCache:
 
     @workflow.signal(description="A node tells what became of its order")
     def report(self, report: Report) -> None:
-        after = reported(self._state.rollout, report)
-        if after is self._state.rollout:
-            return
-        self._state.rollout = after
-        if report.outcome in GOOD:
-            self._heard += 1
+        if self._looking:
+            self._early.append(report)
         else:
-            self._poked = True
+            self._hear(report)
 
     @workflow.signal(description="A node's hardware or store is another: have it check the cache anew")
     def recheck(self, node: str) -> None:
@@ -75,13 +73,15 @@ class KernelCache:
                 # An hour of tries is over: begin again.
                 workflow.set_current_details(f"**No answer for {PATIENCE}**: {failed.cause}; it is tried again")
                 continue
+            finally:
+                self._hear_early()
             self._show(looked)
             if looked.over:
                 return looked.phase
             await self._sleep(looked.within)
 
     async def _look(self) -> CacheLooked:
-        self._poked, self._heard = False, 0
+        self._poked, self._heard, self._looking = False, 0, True
         rechecked = sorted(self._state.rechecked)
         looked: CacheLooked = await workflow.execute_local_activity(
             LOOK_AT_CACHE,
@@ -101,12 +101,29 @@ class KernelCache:
             ]
         return looked
 
+    def _hear_early(self) -> None:
+        """A look that takes long lets signals in: nodes answer orders that are only now known to have been sent."""
+        early, self._early, self._looking = self._early, [], False
+        for report in early:
+            self._hear(report)
+
+    def _hear(self, report: Report) -> None:
+        after = reported(self._state.rollout, report)
+        if after is self._state.rollout:
+            return
+        self._state.rollout = after
+        if report.outcome in GOOD:
+            self._heard += 1
+        else:
+            self._poked = True
+
     async def _sleep(self, seconds: float | None) -> None:
         with suppress(TimeoutError):
             await workflow.wait_condition(
                 lambda: self._poked or self._heard > 0, timeout=seconds, timeout_summary="look again"
             )
-            await workflow.wait_condition(lambda: self._enough, timeout=COMPANY, timeout_summary="more answers")
+            company = COMPANY if seconds is None else min(COMPANY, seconds)
+            await workflow.wait_condition(lambda: self._enough, timeout=company, timeout_summary="more answers")
 
     @property
     def _enough(self) -> bool:
