@@ -48,6 +48,7 @@ from planning.caches.rollout import (
     Nodes,
     Refused,
     Rollout,
+    Sent,
     Step,
     Target,
     Wanted,
@@ -71,7 +72,10 @@ ASKING = 4  # registries that are waited for at once: all that a worker does in 
 ASK_SOON = 5.0
 CHANGED = 0.1  # seconds until a cache is looked at again that changed while something was written to it
 WRITE_AGAIN = 10.0  # and until a status is that could not be written
-SENDING = 16  # calls to Temporal, or to the API server, at once: a thousand nodes are told within a look
+AT_A_TIME = 16  # calls to Temporal, or to the API server
+# Seconds that a look may send orders for. When many caches begin at once, Temporal is slow: a look that outlives its
+# workflow task is lost, and its orders would all be sent anew.
+SENDING = 1.0
 _TOLD = 1024
 
 _meter = metrics.get_meter("berth.worker")
@@ -118,8 +122,10 @@ class KernelCaches:
         if view.spec is not None:
             named = sorted(images(found.aim))
             rules = {image: await rules_of(self._cache, self._kube, image, view.ref) for image in named}
-            taken = step(rollout, Wanted(view.generation, view.spec, rules), found.nodes, epoch)
-            await self._send(view.ref, taken)
+            wanted = step(rollout, Wanted(view.generation, view.spec, rules), found.nodes, epoch)
+            taken = await self._send(view.ref, wanted)
+            if len(taken.orders) < len(wanted.orders):
+                found = replace(found, within=CHANGED)
         if taken.aim.goal != look.rollout.aim.goal and look.rollout.aim.goal.digest:
             _rollouts.add(1, {"kind": "rolled back" if taken.aim.rejected else "begun"})
         return await self._show(view, applied(rollout, taken), taken, found)
@@ -229,19 +235,31 @@ class KernelCaches:
 
     async def _leave(self, view: CacheView, look: CacheLook, epoch: int) -> CacheLooked:
         nodes = await self._nodes(look, view)
-        taken = farewell(look.rollout, view.generation, nodes, epoch, forced=view.forced)
-        await self._send(view.ref, taken)
+        wanted = farewell(look.rollout, view.generation, nodes, epoch, forced=view.forced)
+        taken = await self._send(view.ref, wanted)
         if taken.over:
             if not await self._without_finalizer(view):
                 return CacheLooked("Deleting", "it changed while its finalizer was removed", taken, within=CHANGED)
             return CacheLooked("Deleted", "every node has let go of it", taken, over=True)
-        return await self._show(view, applied(look.rollout, taken), taken, _Found(nodes, look.rollout.aim))
+        within = CHANGED if len(taken.orders) < len(wanted.orders) else AGAIN
+        found = _Found(nodes, look.rollout.aim, within=within)
+        return await self._show(view, applied(look.rollout, taken), taken, found)
 
-    async def _send(self, ref: CacheRef, taken: Step) -> None:
-        for sent in taken.orders:
-            _ordered.add(1, {"task": sent.order.task})
-        await _each(partial(self._order, ref, sent.node, sent.order) for sent in taken.orders)
-        await _each(partial(self._signal, node_cache_id(ref.uid, node), "dismiss") for node in taken.forgotten)
+    async def _send(self, ref: CacheRef, wanted: Step) -> Step:
+        """The step as far as there was time for it; the next look finds the rest. A last one is taken whole."""
+        until = time.monotonic() + SENDING
+        sent: dict[str, Sent] = {}
+
+        async def one(each: Sent) -> None:
+            if sent and not wanted.over and time.monotonic() > until:
+                return
+            _ordered.add(1, {"task": each.order.task})
+            await self._order(ref, each.node, each.order)
+            sent[each.node] = each
+
+        await _each(partial(one, each) for each in wanted.orders)
+        await _each(partial(self._signal, node_cache_id(ref.uid, node), "dismiss") for node in wanted.forgotten)
+        return replace(wanted, orders=tuple(each for each in wanted.orders if each.node in sent))
 
     async def _order(self, ref: CacheRef, node: str, order: NodeOrder) -> None:
         await self._temporal.start_workflow(
@@ -340,7 +358,7 @@ class KernelCaches:
 
 async def _each(calls: Iterable[Callable[[], Awaitable[None]]]) -> None:
     """Makes all calls, a few at a time, and raises what the first of those that failed did."""
-    gate = asyncio.Semaphore(SENDING)
+    gate = asyncio.Semaphore(AT_A_TIME)
 
     async def one(call: Callable[[], Awaitable[None]]) -> None:
         async with gate:

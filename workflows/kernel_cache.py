@@ -28,7 +28,7 @@ RETRY = RetryPolicy(initial_interval=timedelta(milliseconds=200), maximum_interv
 # many as those that are still awaited, or after so long. A change of these, as of any wait, needs a patch marker.
 GOOD = ("ready", "incompatible", "removed")
 AWAITED_FOR_EACH = 4
-COMPANY = timedelta(seconds=5)
+COMPANY = 5.0  # seconds
 
 
 @workflow.defn(name="KernelCache", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
@@ -123,7 +123,8 @@ class KernelCache:
             await workflow.wait_condition(
                 lambda: self._poked or self._heard > 0, timeout=seconds, timeout_summary="look again"
             )
-            await workflow.wait_condition(lambda: self._enough, timeout=COMPANY, timeout_summary="more answers")
+            company = COMPANY if seconds is None else min(COMPANY, seconds)
+            await workflow.wait_condition(lambda: self._enough, timeout=company, timeout_summary="more answers")
 
     @property
     def _enough(self) -> bool:
