@@ -42,6 +42,7 @@ bench: .venv/installed ## the benchmarks, each beside its peer; JSON in build/
 	$(RUN) python -m benchmarks.sharding --count 10000 --busy 2000 --json build/sharding.json
 	$(RUN) python -m benchmarks.admission --json build/admission.json
 	$(RUN) python -m benchmarks.gangs --json build/gangs.json
+	$(RUN) python -m benchmarks.caches --caches 20 --nodes 50 --json build/caches.json
 	$(RUN) python -m benchmarks.kueue --scale 0.1 --json build/kueue.json
 	$(RUN) python -m benchmarks.extraction --json build/extraction.json
 	[ "$$(id -u)" != 0 ] || $(RUN) python -m benchmarks.publish --cycles 9000 --json build/publish.json

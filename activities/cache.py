@@ -41,7 +41,7 @@ from planning import views
 from planning.caches.rules import policy_of
 from planning.caches.trust import Policy
 from planning.caches.volumes import DRIVER
-from planning.caches.warmth import CacheUse, cache_use
+from planning.caches.warmth import CacheUse, WarmNodes, cache_use
 from planning.model import Defaults, JobView, NodeView, PodView, QuotaView, Snapshot, WorkloadView
 from planning.naming import JOB_SELECTOR, STRATEGY_ANNOTATION
 from planning.places import amiss
@@ -174,11 +174,12 @@ class ClusterCache:
         self.policies: Reflector[Policy] = Reflector(client, KERNELCACHEPOLICIES, project=policy_of)
         self.csi_nodes: Reflector[str] = Reflector(client, CSINODES, project=driver_on)
         self._uses_by_cache: ByOwner[str, CacheUse] = ByOwner(lambda use: use.cache_uid)
+        self._warm = WarmNodes()
         self.cache_uses: Reflector[CacheUse] = Reflector(
-            client, TRITONKERNELCACHENODESTATUSES, project=cache_use, on_change=self._uses_by_cache.change
+            client, TRITONKERNELCACHENODESTATUSES, project=cache_use, on_change=self._use_changed
         )
         self.cluster_cache_uses: Reflector[CacheUse] = Reflector(
-            client, TRITONKERNELCACHENODESTATUSCLUSTERS, project=cache_use, on_change=self._uses_by_cache.change
+            client, TRITONKERNELCACHENODESTATUSCLUSTERS, project=cache_use, on_change=self._use_changed
         )
         self.namespaces: Reflector[tuple[str, str]] = Reflector(client, NAMESPACES, project=namespace_strategy)
         self.settings_map: Reflector[dict[str, Any]] = Reflector(
@@ -262,6 +263,7 @@ class ClusterCache:
             quotas=tuple(self.quotas.items.values()),
             profiles=tuple(self.profiles.items.values()),
             reservations=tuple(self.reservations.items.values()),
+            warm=self._warm.now(),
         )
 
     def _aged(self, uid: str, job: JobView, now: float) -> JobView:
@@ -328,6 +330,10 @@ class ClusterCache:
         else:
             self._known_since.setdefault(change.uid, time.monotonic())
             self._sort(change.new)
+
+    def _use_changed(self, change: Change[CacheUse]) -> None:
+        self._uses_by_cache.change(change)
+        self._warm.change(change.old, change.new)
 
     def _sort(self, job: JobView) -> None:
         """Whether the Job has anything left to tell."""

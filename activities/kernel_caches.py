@@ -355,16 +355,6 @@ def _resource(ref: CacheRef) -> Resource:
     return TRITONKERNELCACHES if ref.namespace else TRITONKERNELCACHECLUSTERS
 
 
-_REASONS = {
-    "away": "RegistryAway",
-    "unauthorized": "RegistryUnauthorized",
-    "not_found": "ImageNotFound",
-    "lied": "RegistryLied",
-    "too_large": "ImageTooLarge",
-    "malformed": "ImageMalformed",
-}
-
-
 def _refused(written: str, generation: int, failed: RegistryError | NoCredentials | BadSettings, now: float) -> Refused:
     reason, within = _reason(failed)
     return Refused(written, generation, reason, str(failed)[:_TOLD], now + within)
@@ -373,7 +363,7 @@ def _refused(written: str, generation: int, failed: RegistryError | NoCredential
 def _reason(failed: RegistryError | NoCredentials | BadSettings) -> tuple[str, float]:
     """The reason for a condition, and after how many seconds to ask again."""
     if isinstance(failed, RegistryError):
-        return _REASONS[failed.kind], max(failed.retry_after or 0.0, PULL_AGAIN)
+        return failed.reason, max(failed.retry_after or 0.0, PULL_AGAIN)
     if isinstance(failed, NoCredentials):
         return failed.reason, PULL_AGAIN
     return "InvalidSettings", AGAIN

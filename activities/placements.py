@@ -45,6 +45,7 @@ from kube.errors import AlreadyExists, Invalid, KubeError, NotFound, TooLarge
 from kube.events import EventRecorder
 from kube.resources import GPUQUOTAS, GPURESERVATIONS, GPUWORKLOADS, JOBS, ObjectRef
 from planning import jobs, status
+from planning.caches.preference import told
 from planning.lifecycle import JOB_REFUSED, NOT_RESUMED
 from planning.model import (
     Assignment,
@@ -244,12 +245,13 @@ class Placements:
         _scheduled.add(1, {"strategy": assignment.strategy})
         if assignment.turn.attempt == 0:
             _wait.record(max(0.0, time.time() - view.created), {"strategy": assignment.strategy})
+        placed = f"Job {job.name if job else ''} was {how} {_on(assignment)} ({assignment.strategy})"
         self._events.record(
             regarding=reference(view),
             type="Normal",
             reason="Scheduled",
             action="Place",
-            note=f"Job {job.name if job else ''} was {how} {_on(assignment)} ({assignment.strategy})",
+            note="; ".join(filter(None, (placed, told(assignment)))),
         )
         return job
 

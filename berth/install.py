@@ -1,5 +1,5 @@
-"""Puts berth's own objects into a cluster: CRDs, RBAC, admission policies, settings, webhooks. For `berth up`, the demo
-and the tests.
+"""Puts berth's own objects into a cluster: CRDs, RBAC, admission policies, the CSI driver, settings, webhooks. For
+`berth up`, the demo and the tests.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from kube.resources import CONFIGMAPS, CRDS, GPUMODELPROFILES, GPUWORKLOADS, Res
 
 _HERE = Path(__file__).parent
 FIELD_MANAGER = "berth-install"
+# Not deploy/node: what runs the processes is for the cluster's owner, and the embedded stack needs no DaemonSet.
+_FOLDERS = ("crds", "rbac", "policies", "csi")
 
 
 def manifests(folder: str) -> list[dict[str, Any]]:
@@ -37,13 +39,13 @@ def manifests(folder: str) -> list[dict[str, Any]]:
 async def install(
     kube: KubeClient, *, settings: dict[str, Any] | None = None, webhooks: str | None = None, timeout: float = 60.0
 ) -> None:
-    """Applies CRDs, RBAC and policies by server-side apply and waits until the API server serves the CRDs.
+    """Applies CRDs, RBAC, policies and the CSIDriver by server-side apply, and waits until the CRDs are served.
 
     Existing settings are left alone; `settings` replaces them where given. `webhooks` is the address at which the API
     server finds the controller's webhooks, if it does. Raises KubeError with what was refused.
     """
     called = webhook_manifests(webhooks) if webhooks is not None else []
-    for manifest in [*manifests("crds"), *manifests("rbac"), *manifests("policies"), *called]:
+    for manifest in [*(each for folder in _FOLDERS for each in manifests(folder)), *called]:
         metadata = manifest["metadata"]
         await kube.apply(
             resource_for(manifest), metadata["name"], metadata.get("namespace"), manifest, field_manager=FIELD_MANAGER

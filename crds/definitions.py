@@ -5,7 +5,7 @@ For `crds.generate`. A new kind is one more `Definition` in `DEFINITIONS`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pydantic import BaseModel
@@ -26,14 +26,16 @@ from crds.gpuworkload import MUTABLE, GPUWorkloadSpec
 from crds.gpuworkload_status import GPUWorkloadStatus
 from crds.kernelcache import TritonKernelCacheClusterSpec, TritonKernelCacheSpec, TritonKernelCacheStatus
 from crds.kernelcache_node import NodeCacheStatus, NodeStatusSpec
-from crds.kernelcachepolicy import KernelCachePolicySpec, KernelCachePolicyStatus
+from crds.kernelcachepolicy import KernelCachePolicySpec
 
 Schema = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Definition:
-    """One kind. `module` is the file its models are in, `rules` are CEL rules of the root."""
+    """One kind. `module` is the file its models are in, `rules` are CEL rules of the root. Of a kind without `status`
+    nothing is reported.
+    """
 
     kind: str
     plural: str
@@ -42,7 +44,7 @@ class Definition:
     module: str
     description: str
     spec: type[BaseModel]
-    status: type[BaseModel]
+    status: type[BaseModel] | None
     columns: list[Schema]
     rules: list[Schema] = field(default_factory=list)
     selectable: tuple[str, ...] = ()
@@ -84,37 +86,59 @@ def column(name: str, path: str, kind: str = "string", **more: Any) -> Schema:
     return {"name": name, "type": kind, "jsonPath": path, **more}
 
 
-_CACHE_COLUMNS = [
-    column("Image", ".spec.ociImage.image"),
-    column("Nodes", ".status.counts.nodes", "integer"),
-    column("Ready", ".status.counts.ready", "integer"),
-    column("Incompatible", ".status.counts.incompatible", "integer"),
-    column("Failed", ".status.counts.failed", "integer"),
-    column("Outdated", ".status.counts.outdated", "integer"),
-    column("Pods", ".status.counts.pods", "integer"),
-    column("Verified", '.status.conditions[?(@.type=="Verified")].status'),
-    column("Age", ".metadata.creationTimestamp", "date"),
-    column("Digest", ".status.resolvedDigest", priority=1),
-    column("Message", '.status.conditions[?(@.type=="Ready")].message', priority=1),
-]
+_CACHE = Definition(
+    kind=kernelcache.KIND,
+    plural=kernelcache.PLURAL,
+    short_name="tkc",
+    scope="Namespaced",
+    group=kernelcache.GROUP,
+    module="crds/kernelcache.py",
+    description="Compiled GPU kernels in an OCI image: verified, checked on every node and mounted warm into pods.",
+    spec=TritonKernelCacheSpec,
+    status=TritonKernelCacheStatus,
+    columns=[
+        column("Image", ".spec.ociImage.image"),
+        column("Nodes", ".status.counts.nodes", "integer"),
+        column("Ready", ".status.counts.ready", "integer"),
+        column("Incompatible", ".status.counts.incompatible", "integer"),
+        column("Failed", ".status.counts.failed", "integer"),
+        column("Outdated", ".status.counts.outdated", "integer"),
+        column("Pods", ".status.counts.pods", "integer"),
+        column("Verified", '.status.conditions[?(@.type=="Verified")].status'),
+        column("Age", ".metadata.creationTimestamp", "date"),
+        column("Digest", ".status.resolvedDigest", priority=1),
+        column("Message", '.status.conditions[?(@.type=="Ready")].message', priority=1),
+    ],
+)
 
-_CACHE_NODE_COLUMNS = [
-    column("Cache", ".spec.kernelCacheRef.name"),
-    column("Node", ".spec.nodeName"),
-    column("GPU", ".status.gpuType"),
-    column("Verified", '.status.conditions[?(@.type=="Verified")].status'),
-    column("Compatible", '.status.conditions[?(@.type=="Compatible")].status'),
-    column("Hits", '.status.conditions[?(@.type=="HitPredicted")].status', description="Whether hits are predicted."),
-    column("Ready", '.status.conditions[?(@.type=="Ready")].status'),
-    column("Pods", ".status.podsUsing", "integer"),
-    column("Age", ".metadata.creationTimestamp", "date"),
-    column("Digest", ".status.digest", priority=1),
-    column("Message", '.status.conditions[?(@.type=="Ready")].message', priority=1),
-]
-
-_NODE_STATUS_RULES: list[Schema] = [
-    {"rule": "self.spec == oldSelf.spec", "fieldPath": ".spec", "message": "spec cannot change"},
-]
+_CACHE_ON_NODE = Definition(
+    kind=kernelcache_node.KIND,
+    plural=kernelcache_node.PLURAL,
+    short_name="tkcn",
+    scope="Namespaced",
+    group=kernelcache.GROUP,
+    module="crds/kernelcache_node.py",
+    description="How a TritonKernelCache stands on one node, written by that node.",
+    spec=NodeStatusSpec,
+    status=NodeCacheStatus,
+    columns=[
+        column("Cache", ".spec.kernelCacheRef.name"),
+        column("Node", ".spec.nodeName"),
+        column("GPU", ".status.gpuType"),
+        column("Verified", '.status.conditions[?(@.type=="Verified")].status'),
+        column("Compatible", '.status.conditions[?(@.type=="Compatible")].status'),
+        column(
+            "Hits", '.status.conditions[?(@.type=="HitPredicted")].status', description="Whether hits are predicted."
+        ),
+        column("Ready", '.status.conditions[?(@.type=="Ready")].status'),
+        column("Pods", ".status.podsUsing", "integer"),
+        column("Age", ".metadata.creationTimestamp", "date"),
+        column("Digest", ".status.digest", priority=1),
+        column("Message", '.status.conditions[?(@.type=="Ready")].message', priority=1),
+    ],
+    rules=[{"rule": "self.spec == oldSelf.spec", "fieldPath": ".spec", "message": "spec cannot change"}],
+    selectable=(".spec.nodeName",),
+)
 
 DEFINITIONS = (
     Definition(
@@ -205,57 +229,24 @@ DEFINITIONS = (
             column("Age", ".metadata.creationTimestamp", "date"),
         ],
     ),
-    Definition(
-        kind=kernelcache.KIND,
-        plural=kernelcache.PLURAL,
-        short_name="tkc",
-        scope="Namespaced",
-        group=kernelcache.GROUP,
-        module="crds/kernelcache.py",
-        description="Compiled GPU kernels in an OCI image: verified, checked on every node and mounted warm into pods.",
-        spec=TritonKernelCacheSpec,
-        status=TritonKernelCacheStatus,
-        columns=_CACHE_COLUMNS,
-    ),
-    Definition(
+    _CACHE,
+    replace(
+        _CACHE,
         kind=kernelcache.CLUSTER_KIND,
         plural=kernelcache.CLUSTER_PLURAL,
         short_name="tkcc",
         scope="Cluster",
-        group=kernelcache.GROUP,
-        module="crds/kernelcache.py",
         description="Compiled GPU kernels in an OCI image, for the pods of every namespace.",
         spec=TritonKernelCacheClusterSpec,
-        status=TritonKernelCacheStatus,
-        columns=_CACHE_COLUMNS,
     ),
-    Definition(
-        kind=kernelcache_node.KIND,
-        plural=kernelcache_node.PLURAL,
-        short_name="tkcn",
-        scope="Namespaced",
-        group=kernelcache.GROUP,
-        module="crds/kernelcache_node.py",
-        description="How a TritonKernelCache stands on one node, written by that node.",
-        spec=NodeStatusSpec,
-        status=NodeCacheStatus,
-        columns=_CACHE_NODE_COLUMNS,
-        rules=_NODE_STATUS_RULES,
-        selectable=(".spec.nodeName",),
-    ),
-    Definition(
+    _CACHE_ON_NODE,
+    replace(
+        _CACHE_ON_NODE,
         kind=kernelcache_node.CLUSTER_KIND,
         plural=kernelcache_node.CLUSTER_PLURAL,
         short_name="tkccn",
         scope="Cluster",
-        group=kernelcache.GROUP,
-        module="crds/kernelcache_node.py",
         description="How a TritonKernelCacheCluster stands on one node, written by that node.",
-        spec=NodeStatusSpec,
-        status=NodeCacheStatus,
-        columns=_CACHE_NODE_COLUMNS,
-        rules=_NODE_STATUS_RULES,
-        selectable=(".spec.nodeName",),
     ),
     Definition(
         kind=kernelcachepolicy.KIND,
@@ -266,14 +257,13 @@ DEFINITIONS = (
         module="crds/kernelcachepolicy.py",
         description="Who must have signed which cache images.",
         spec=KernelCachePolicySpec,
-        status=KernelCachePolicyStatus,
+        status=None,
         columns=[
             column("Images", ".spec.images"),
             column("Signers", ".spec.signers[*].name"),
-            column("Valid", '.status.conditions[?(@.type=="Valid")].status'),
+            column("Skipping", ".spec.allowSkipping", "boolean"),
             column("Age", ".metadata.creationTimestamp", "date"),
             column("Namespaces", ".spec.namespaces", priority=1),
-            column("Message", '.status.conditions[?(@.type=="Valid")].message', priority=1),
         ],
     ),
 )

@@ -34,7 +34,7 @@ def custom_resource_definition(definition: Definition) -> Schema:
         "name": VERSION,
         "served": True,
         "storage": True,
-        "subresources": {"status": {}},
+        **({"subresources": {"status": {}}} if definition.status else {}),
         "additionalPrinterColumns": definition.columns,
     }
     if definition.selectable:
@@ -92,19 +92,21 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _root(definition: Definition) -> Schema:
+    properties: Schema = {
+        "apiVersion": {"type": "string"},
+        "kind": {"type": "string"},
+        "metadata": {"type": "object"},
+        "spec": structural(definition.spec),
+    }
+    if definition.status:
+        # berth alone writes it. Who owns each field of it would be reckoned and stored with every write otherwise,
+        # which is a fifth of what a write costs the API server.
+        properties["status"] = {**structural(definition.status), "x-kubernetes-map-type": "atomic"}
     root: Schema = {
         "type": "object",
         "description": definition.description,
         "required": ["spec"],
-        "properties": {
-            "apiVersion": {"type": "string"},
-            "kind": {"type": "string"},
-            "metadata": {"type": "object"},
-            "spec": structural(definition.spec),
-            # berth alone writes it. Who owns each field of it would be reckoned and stored with every write otherwise,
-            # which is a fifth of what a write costs the API server.
-            "status": {**structural(definition.status), "x-kubernetes-map-type": "atomic"},
-        },
+        "properties": properties,
     }
     return root | ({"x-kubernetes-validations": definition.rules} if definition.rules else {})
 

@@ -11,14 +11,25 @@ from typing import Annotated
 
 from pydantic import Field, StrictStr
 
-from crds.gpuworkload import SPEC_LIMIT, Condition, CRDModel, Int, ObjectName, Quantity, Time, serialised_size
+from crds.gpuworkload import (
+    SPEC_LIMIT,
+    Condition,
+    Count,
+    CRDModel,
+    Generation,
+    Int,
+    ObjectName,
+    Quantity,
+    Time,
+    serialised_size,
+)
 
 KIND = "GPUQuota"
 PLURAL = "gpuquotas"
 EVERY_OTHER = "*"  # among `namespaces`: all those that no other GPUQuota names
 MOST_GPUS = 10_000_000
 
-NamespaceName = Annotated[
+NamespaceOrEveryOther = Annotated[
     StrictStr, Field(min_length=1, max_length=63, pattern=r"^(\*|[a-z0-9]([-a-z0-9]*[a-z0-9])?)$")
 ]
 
@@ -36,7 +47,7 @@ class Amounts(CRDModel):
 class GPUQuotaSpec(CRDModel):
     """What a platform engineer grants to a tenant."""
 
-    namespaces: Annotated[list[NamespaceName], Field(max_length=256)] = Field(
+    namespaces: Annotated[list[NamespaceOrEveryOther], Field(max_length=256)] = Field(
         default_factory=list,
         description="The tenant's namespaces; * stands for all that no other GPUQuota names.",
         json_schema_extra={"x-kubernetes-list-type": "set"},
@@ -71,7 +82,7 @@ class GPUQuotaSpec(CRDModel):
 class Held(CRDModel):
     """Amounts as they are shown."""
 
-    gpus: Annotated[int, Field(ge=0, json_schema_extra={"format": "int32"})] | None = None
+    gpus: Count | None = None
     cpu: Annotated[str, Field(max_length=64)] | None = None
     memory: Annotated[str, Field(max_length=64)] | None = None
 
@@ -79,12 +90,10 @@ class Held(CRDModel):
 class GPUQuotaStatus(CRDModel):
     """What berth reports, at most every few seconds."""
 
-    observed_generation: Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"})] | None = None
+    observed_generation: Generation | None = None
     used: Held | None = Field(default=None, description="What the tenant's workloads, or a cohort's members, hold.")
     borrowed: Held | None = Field(default=None, description="What of it is beyond the nominal.")
-    waiting: Annotated[int, Field(ge=0, json_schema_extra={"format": "int32"})] | None = Field(
-        default=None, description="Workloads in the queue."
-    )
+    waiting: Count | None = Field(default=None, description="Workloads in the queue.")
     share: Annotated[str, Field(max_length=16)] | None = Field(
         default=None, description="The largest part of the fleet's GPUs, CPU or memory that it holds, by its weight."
     )

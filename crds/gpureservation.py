@@ -11,7 +11,20 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, StrictStr, ValidationInfo, field_validator
 
-from crds.gpuworkload import SPEC_LIMIT, Condition, CRDModel, Int, LabelKey, LabelValue, Name, Time, serialised_size
+from crds.gpuworkload import (
+    SPEC_LIMIT,
+    Condition,
+    Count,
+    CRDModel,
+    Generation,
+    Int,
+    LabelKey,
+    LabelValue,
+    Name,
+    NamespaceName,
+    Time,
+    serialised_size,
+)
 
 KIND = "GPUReservation"
 PLURAL = "gpureservations"
@@ -35,8 +48,6 @@ Moment = Annotated[
     Annotated[StrictStr, Field(max_length=64, pattern=_MOMENT, json_schema_extra={"format": "date-time"})],
     AfterValidator(_moment),
 ]
-Count = Annotated[int, Field(ge=0, json_schema_extra={"format": "int32"})]
-NamespaceName = Annotated[StrictStr, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
 
 
 def seconds(moment: str) -> float:
@@ -128,7 +139,7 @@ class ReservedNode(CRDModel):
 class GPUReservationStatus(CRDModel):
     """What berth reports, at most every few seconds."""
 
-    observed_generation: Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"})] | None = None
+    observed_generation: Generation | None = None
     phase: Phase | None = Field(
         default=None,
         description="Pending: not all is kept yet; Reserved: all is, from its start on; Active; Ended.",

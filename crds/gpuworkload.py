@@ -138,6 +138,8 @@ FREE_OBJECT = _schema(**{"x-kubernetes-preserve-unknown-fields": True})
 _ONE_SEAT = "gpuFraction is a part of one GPU, given as a seat: gpuCount must be 1, and gpuResource left out"
 
 Int = Annotated[int, Field(strict=True)]
+Count = Annotated[int, Field(ge=0, json_schema_extra={"format": "int32"})]
+Generation = Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"})]
 Quantity = Annotated[
     Annotated[str, Field(strict=True, max_length=64)] | Annotated[int, Field(strict=True, ge=0, le=2**62)],
     AfterValidator(_quantity),
@@ -151,6 +153,7 @@ ObjectName = Annotated[
     StrictStr,
     Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"),
 ]
+NamespaceName = Annotated[StrictStr, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
 
 
 class CRDModel(BaseModel):
@@ -424,7 +427,7 @@ class Condition(CRDModel):
 
     type: Annotated[str, Field(max_length=316)]
     status: Literal["True", "False", "Unknown"]
-    observed_generation: Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"})] | None = None
+    observed_generation: Generation | None = None
     last_transition_time: Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
     reason: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")]
     message: Annotated[str, Field(max_length=8192)] = ""

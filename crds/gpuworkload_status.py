@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from crds.gpuworkload import Condition, CRDModel, Name, Phase, Time
+from crds.gpuworkload import Condition, Count, CRDModel, Generation, Name, Phase, Time
 
 
 class DecisionNote(CRDModel):
@@ -17,7 +17,7 @@ class DecisionNote(CRDModel):
 
     time: Time
     reason: Annotated[str, Field(min_length=1, max_length=256)] = Field(description="As in the conditions and Events.")
-    attempt: Annotated[int, Field(ge=0, json_schema_extra={"format": "int32"})] | None = None
+    attempt: Count | None = None
     node: Name | None = None
     message: Annotated[str, Field(max_length=256)] = ""
 
@@ -63,13 +63,13 @@ class GPUWorkloadStatus(CRDModel):
         default=None, description="Of a gang: where its pods are, in the order of their indices; the first nodes."
     )
     last_schedule_time: Time | None = Field(default=None, description="When the last Job was created.")
-    retry_count: Annotated[int, Field(ge=0, json_schema_extra={"format": "int32"})] | None = Field(
+    retry_count: Count | None = Field(
         default=None, description="Failures so far that were answered, or will be, with another Job."
     )
     message: Annotated[str, Field(max_length=8192)] | None = Field(default=None, description="What matters now.")
     job_name: Name | None = Field(default=None, description="The current or last Job.")
-    observed_generation: Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"})] | None = None
-    attempt: Annotated[int, Field(ge=0, json_schema_extra={"format": "int32"})] | None = Field(
+    observed_generation: Generation | None = None
+    attempt: Count | None = Field(
         default=None, description="Number of the current or next Job, from 0; evictions count here, not as retries."
     )
     next_retry_time: Time | None = None

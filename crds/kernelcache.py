@@ -13,10 +13,13 @@ from pydantic import AfterValidator, ConfigDict, Field, StrictBool, StrictStr
 from crds.gpuworkload import (
     SPEC_LIMIT,
     Condition,
+    Count,
     CRDModel,
+    Generation,
     Int,
     LabelKey,
     LabelValue,
+    NamespaceName,
     ObjectName,
     Time,
     serialised_size,
@@ -38,7 +41,6 @@ UpdateType = Literal["Manual", "OnTagChange"]
 IMAGE_PATTERN = r"^[^\s@]{1,512}(@sha256:[0-9a-f]{64})?$"
 DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
 PERCENT_PATTERN = r"^[0-9]{1,3}%$"
-NAMESPACE_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 _ENVIRONMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 
 
@@ -64,7 +66,6 @@ def _percent(value: int | str) -> int | str:
 Digest = Annotated[StrictStr, Field(max_length=71, pattern=DIGEST_PATTERN)]
 MountPath = Annotated[StrictStr, Field(min_length=2, max_length=PATH_LIMIT), AfterValidator(_mount_path)]
 EnvironmentName = Annotated[StrictStr, Field(max_length=128), AfterValidator(_environment_name)]
-Count = Annotated[int, Field(ge=0, json_schema_extra={"format": "int32"})]
 Unavailable = Annotated[
     Annotated[str, Field(strict=True, max_length=4, pattern=PERCENT_PATTERN)]
     | Annotated[int, Field(strict=True, ge=1, le=10_000)],
@@ -92,9 +93,7 @@ class OCIImage(CRDModel):
 class ClusterOCIImage(OCIImage):
     """Where a cache of the whole cluster comes from."""
 
-    pull_secret_namespace: (
-        Annotated[StrictStr, Field(min_length=1, max_length=63, pattern=NAMESPACE_PATTERN)] | None
-    ) = Field(default=None, description="The namespace of the pullSecret.")
+    pull_secret_namespace: NamespaceName | None = Field(default=None, description="The namespace of the pullSecret.")
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -116,7 +115,9 @@ class Runtime(CRDModel):
         description="Version of Triton, such as 3.9.0, or sha256:… of its build key (`berth cache inspect` shows it).",
     )
     ptxas: Annotated[StrictStr, Field(min_length=1, max_length=256)] | None = Field(
-        default=None, description="What ptxas --version says, or the version in it, such as 12.9.86."
+        default=None,
+        description="What ptxas --version says, or the version in it, such as 12.9.86. From Triton 3.9 on, GPUs from "
+        "sm_90 on are assembled by ptxas-blackwell, whose version then counts.",
     )
     environment: Annotated[
         dict[EnvironmentName, Annotated[StrictStr, Field(max_length=1024)]], Field(max_length=64)
@@ -197,7 +198,7 @@ class FailingNode(CRDModel):
 class TritonKernelCacheStatus(CRDModel):
     """What berth reports of all nodes together."""
 
-    observed_generation: Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"})] | None = None
+    observed_generation: Generation | None = None
     resolved_digest: Digest | None = Field(default=None, description="What the image stands for now.")
     last_known_good_digest: Digest | None = Field(default=None, description="The last that was Ready everywhere.")
     rollout: Annotated[StrictStr, Field(max_length=64)] | None = Field(

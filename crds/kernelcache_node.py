@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field, StrictBool, StrictStr
 
-from crds.gpuworkload import Condition, CRDModel, ObjectName, Time
+from crds.gpuworkload import Condition, Count, CRDModel, Generation, ObjectName, Time
 from crds.kernelcache import Digest, MountPath
 
 KIND = "TritonKernelCacheNodeStatus"
@@ -54,7 +54,7 @@ class PodUse(CRDModel):
 class NodeCacheStatus(CRDModel):
     """What the node found and has."""
 
-    observed_generation: Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"})] | None = Field(
+    observed_generation: Generation | None = Field(
         default=None, description="The generation of the cache that this is about."
     )
     gpu_type: Annotated[StrictStr, Field(max_length=128)] | None = Field(default=None)
@@ -67,11 +67,11 @@ class NodeCacheStatus(CRDModel):
     target_digest: Digest | None = Field(default=None, description="The one it was asked for.")
     mount_path: MountPath | None = Field(default=None)
     size_bytes: Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"})] | None = Field(default=None)
-    kernels: Annotated[int, Field(ge=0, json_schema_extra={"format": "int32"})] | None = None
+    kernels: Count | None = None
     pods: Annotated[list[PodUse], Field(max_length=MOST_PODS)] | None = Field(
         default=None, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["uid"]}
     )
-    pods_using: Annotated[int, Field(ge=0, json_schema_extra={"format": "int32"})] | None = Field(default=None)
+    pods_using: Count | None = Field(default=None)
     updated: Time | None = None
     conditions: Annotated[list[Condition], Field(max_length=8)] | None = Field(
         default=None,

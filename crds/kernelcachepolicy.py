@@ -11,8 +11,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, ConfigDict, Field, StrictBool, StrictStr
 
-from crds.gpuworkload import SPEC_LIMIT, Condition, CRDModel, ObjectName, Time, serialised_size
-from crds.kernelcache import NAMESPACE_PATTERN
+from crds.gpuworkload import SPEC_LIMIT, CRDModel, NamespaceName, ObjectName, serialised_size
 
 KIND = "KernelCachePolicy"
 PLURAL = "kernelcachepolicies"
@@ -117,9 +116,7 @@ class KernelCachePolicySpec(CRDModel):
     images: Annotated[list[ImagePattern], Field(min_length=1, max_length=64)] = Field(
         description="Repositories: * stands for any characters but /, ** for any."
     )
-    namespaces: Annotated[
-        list[Annotated[StrictStr, Field(min_length=1, max_length=63, pattern=NAMESPACE_PATTERN)]], Field(max_length=256)
-    ] = Field(
+    namespaces: Annotated[list[NamespaceName], Field(max_length=256)] = Field(
         default_factory=list,
         description="Whose caches it is about; left out, all, and those of the cluster.",
         json_schema_extra={"x-kubernetes-list-type": "set"},
@@ -140,14 +137,3 @@ class KernelCachePolicySpec(CRDModel):
         if serialised_size(raw, 2 * SPEC_LIMIT) > 2 * SPEC_LIMIT:
             return None, f"spec: must be at most {2 * SPEC_LIMIT // 1024} KiB as JSON"
         return cls.validated(raw, "spec")
-
-
-class KernelCachePolicyStatus(CRDModel):
-    """What berth reports."""
-
-    observed_generation: Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"})] | None = None
-    updated: Time | None = None
-    conditions: Annotated[list[Condition], Field(max_length=8)] | None = Field(
-        default=None,
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
-    )

@@ -20,8 +20,8 @@ from platform import machine
 from typing import IO
 
 from images import layout, triton, vllm
-from images.folder import Folder, descriptor, move_into
-from images.layout import Blob
+from images.descriptor import OCI_CONFIG, OCI_INDEX, OCI_LAYER, OCI_MANIFEST, Descriptor
+from images.folder import Folder, move_into
 from images.refused import Refused, shown
 from images.tree import File, files
 from planning.caches import hits, labels
@@ -62,7 +62,7 @@ class Contents:
 class Image:
     """An image that was built."""
 
-    blob: Blob
+    blob: Descriptor
     targets: tuple[Target, ...]
     entries: int
     size: int
@@ -72,7 +72,7 @@ class Image:
 class Built:
     """What was built; `top` is the index if there is one, else the only image."""
 
-    top: Blob
+    top: Descriptor
     images: tuple[Image, ...]
     contents: Contents
 
@@ -181,10 +181,13 @@ def build(contents: Contents, out: Path, *, tag: str | None, index: bool) -> Bui
         return Built(image.blob, (image,), contents)
     images = tuple(_image(folder, contents, (each,)) for each in contents.targets)
     entries = [
-        {**descriptor(each.blob, {labels.TARGET: target_json(each.targets[0])}), "platform": layout.platform(machine())}
+        {
+            **replace(each.blob, annotations={labels.TARGET: target_json(each.targets[0])}).as_json(),
+            "platform": layout.platform(machine()),
+        }
         for each in images
     ]
-    top = folder.add_json({"schemaVersion": 2, "mediaType": layout.INDEX, "manifests": entries}, layout.INDEX)
+    top = folder.add_json({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": entries}, OCI_INDEX)
     folder.name(top, tag)
     return Built(top, images, contents)
 
@@ -216,12 +219,12 @@ def _image(folder: Folder, contents: Contents, targets: tuple[Target, ...]) -> I
     }
     manifest = {
         "schemaVersion": 2,
-        "mediaType": layout.MANIFEST,
-        "config": descriptor(folder.add_json(config, layout.CONFIG)),
-        "layers": [descriptor(layer)],
+        "mediaType": OCI_MANIFEST,
+        "config": folder.add_json(config, OCI_CONFIG).as_json(),
+        "layers": [layer.as_json()],
         "annotations": {f"cache.{contents.kind}.image/variant": "compat"},
     }
-    return Image(folder.add_json(manifest, layout.MANIFEST), targets, entries, size)
+    return Image(folder.add_json(manifest, OCI_MANIFEST), targets, entries, size)
 
 
 def _labels(contents: Contents, targets: Sequence[Target], entries: int, size: int) -> dict[str, str]:
@@ -292,7 +295,7 @@ class _Counted(io.RawIOBase):
         return f"sha256:{self.hash.hexdigest()}"
 
 
-def _layer(folder: Folder, kind: Kind, chosen: Sequence[File], manifest: bytes) -> tuple[Blob, str]:
+def _layer(folder: Folder, kind: Kind, chosen: Sequence[File], manifest: bytes) -> tuple[Descriptor, str]:
     """The layer as a blob, and the digest of the archive in it."""
     with tempfile.NamedTemporaryFile(dir=folder.path, delete=False) as file:
         try:
@@ -307,7 +310,7 @@ def _layer(folder: Folder, kind: Kind, chosen: Sequence[File], manifest: bytes) 
         except BaseException:
             Path(file.name).unlink(missing_ok=True)
             raise
-    return Blob(layout.LAYER, packed.digest, packed.size), archive.digest
+    return Descriptor(OCI_LAYER, packed.digest, packed.size), archive.digest
 
 
 def _pack(tar: tarfile.TarFile, kind: Kind, chosen: Sequence[File], manifest: bytes) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -133,7 +134,7 @@ class Client:
         failures: list[tuple[Endpoint, RegistryError]] = []
         for endpoint in endpoints(self.settings, reference):
             try:
-                return await self.patiently(lambda endpoint=endpoint: call(endpoint))  # type: ignore[misc]
+                return await self.patiently(partial(call, endpoint))
             except RegistryError as error:
                 failures.append((endpoint, error))
         raise together(failures, str(reference))

@@ -12,7 +12,7 @@ from typing import Literal
 Kind = Literal["away", "unauthorized", "not_found", "lied", "too_large", "malformed"]
 
 _ADVICE: dict[Kind, str] = {
-    "away": "Usually this passes: berth tries again.",
+    "away": "Usually this passes; try again later.",
     "unauthorized": "Check the pull secret: does it name this registry, and may its user do this?",
     "not_found": "Check the reference; some registries also say this of what one may not see.",
     "lied": "Do not trust this registry or mirror before somebody has looked at it.",
@@ -21,11 +21,22 @@ _ADVICE: dict[Kind, str] = {
 }
 
 
+_REASONS: dict[Kind, str] = {
+    "away": "RegistryAway",
+    "unauthorized": "RegistryRefused",
+    "not_found": "ImageNotFound",
+    "lied": "RegistryLied",
+    "too_large": "TooLarge",
+    "malformed": "Malformed",
+}
+
+
 class RegistryError(Exception):
     """A registry did not give what was asked for.
 
     `kind`: away (may pass by itself), unauthorized, not_found, lied (what came is not what was promised), too_large,
-    malformed. `retry_after`: seconds after which to ask again, if the registry said so or it would help, else None.
+    malformed. `reason` is the same in a word for conditions. `retry_after`: seconds after which to ask again, if the
+    registry said so or it would help, else None.
     """
 
     def __init__(
@@ -35,4 +46,5 @@ class RegistryError(Exception):
         self.what = what
         self.why = why
         self.retry_after = retry_after
+        self.reason = _REASONS[kind]
         super().__init__(f"{what}: {why}. {_ADVICE[kind] if advice is None else advice}")

@@ -29,10 +29,11 @@ class Inspected:
     warnings: tuple[str, ...]
 
 
-async def inspect(path: Path) -> tuple[Inspected, ...]:
-    """All images of a folder; Refused if it is no such folder, or a manifest or config in it is wrong."""
+async def inspect(path: Path, wanted: str | None = None) -> tuple[Inspected, ...]:
+    """The folder's only image, or the one it calls `wanted` (a tag or a digest); of an index all its images. Refused if
+    it is no such folder, or a manifest or config in it is wrong."""
     folder = Folder(path)
-    top = folder.top()
+    top = folder.top(wanted)
     body = folder.read(top.digest, limits.MANIFEST_BYTES, "manifest")
     if not layout.is_index(body):
         return (await _image(folder, top.digest, body, None),)
@@ -60,11 +61,11 @@ async def _image(folder: Folder, digest: str, body: bytes, target: Target | None
             extracted = await extract(layers, image.kind, Path(into))
     except Refused as refused:
         return Inspected(digest, target, image, None, str(refused), tuple(warnings))
-    return Inspected(digest, target, image, extracted, "", (*warnings, *_differences(image, extracted, target)))
+    return Inspected(digest, target, image, extracted, "", (*warnings, *differences(image, extracted, target)))
 
 
-def _differences(image: layout.CacheImage, extracted: Extracted, target: Target | None) -> list[str]:
-    """Where an image does not hold what it says."""
+def differences(image: layout.CacheImage, extracted: Extracted, target: Target | None) -> list[str]:
+    """Where an image does not hold what it, or the index that names it, says: sentences."""
     told, found = list(extracted.warnings), image.packed
     if extracted.warned > len(told):
         told.append(f"… and {extracted.warned - len(told)} more of these.")

@@ -12,21 +12,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from images.descriptor import DOCKER_LAYER, MANIFESTS, OCI_LAYER, Descriptor
+from images.reference import is_digest
 from images.refused import Refused, shown
 from planning.caches import labels, limits
 from planning.caches.compatibility import Variant, target_of
 from planning.caches.labels import Kind, Packed, parse_json
 
-INDEX = "application/vnd.oci.image.index.v1+json"
-MANIFEST = "application/vnd.oci.image.manifest.v1+json"
-CONFIG = "application/vnd.oci.image.config.v1+json"
-LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
-INDEXES = (INDEX, "application/vnd.docker.distribution.manifest.list.v2+json")
-MANIFESTS = (MANIFEST, "application/vnd.docker.distribution.manifest.v2+json")
-LAYERS = (LAYER, "application/vnd.docker.image.rootfs.diff.tar.gzip")
+LAYERS = (OCI_LAYER, DOCKER_LAYER)
 
 _ARTIFACT = re.compile(r"application/cache\.(triton|vllm)\.content\.layer\.v1\+(triton|vllm)")
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def cache_folder(kind: Kind) -> str:
@@ -40,20 +35,11 @@ def manifest_folder(kind: Kind) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Blob:
-    """A part of an image by its digest."""
-
-    media_type: str
-    digest: str
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Manifest:
+class CacheManifest:
     """What a manifest names: `artifact` is the kind that its only layer's media type tells, if it is the old layout."""
 
-    config: Blob
-    layers: tuple[Blob, ...]
+    config: Descriptor
+    layers: tuple[Descriptor, ...]
     artifact: Kind | None
 
     @property
@@ -68,17 +54,17 @@ class CacheImage:
 
     variant: Literal["compat", "artifact"]
     kind: Kind
-    layers: tuple[Blob, ...]
+    layers: tuple[Descriptor, ...]
     packed: Packed
     labels: Mapping[str, str]
 
 
-def read_manifest(body: bytes) -> Manifest:
+def read_manifest(body: bytes) -> CacheManifest:
     """Reads an image's manifest; Refused for anything that is none, or whose layers berth does not mount."""
     raw = _object(body, limits.MANIFEST_BYTES, "the manifest")
     if isinstance(raw.get("manifests"), list):
         raise Refused("Unsupported", "The manifest is an index, where one of its images was expected.")
-    config = _blob(raw.get("config"), "the manifest's config")
+    config = _descriptor(raw.get("config"), "the manifest's config")
     if config.size > limits.CONFIG_BYTES:
         raise Refused("TooLarge", f"The config has {config.size:,} bytes, more than {limits.CONFIG_BYTES:,}.")
     listed = raw.get("layers")
@@ -86,7 +72,7 @@ def read_manifest(body: bytes) -> Manifest:
         raise Refused("Malformed", "The manifest names no layers.")
     if len(listed) > limits.LAYERS:
         raise Refused("TooLarge", f"The manifest names {len(listed)} layers, more than {limits.LAYERS}.")
-    layers = tuple(_blob(each, f"layer {number}") for number, each in enumerate(listed))
+    layers = tuple(_descriptor(each, f"layer {number}") for number, each in enumerate(listed))
     for number, layer in enumerate(layers):
         if layer.size == 0:
             raise Refused("Malformed", f"Layer {number} has 0 bytes.")
@@ -96,15 +82,15 @@ def read_manifest(body: bytes) -> Manifest:
     special = [_ARTIFACT.fullmatch(layer.media_type) for layer in layers]
     first = special[0]
     if len(layers) == 1 and first is not None and first[1] == first[2]:
-        return Manifest(config, layers, "triton" if first[1] == "triton" else "vllm")
+        return CacheManifest(config, layers, "triton" if first[1] == "triton" else "vllm")
     for number, layer in enumerate(layers):
         if layer.media_type not in LAYERS:
             told = f"Layer {number} is of media type {shown(layer.media_type)}; a cache image has {LAYERS[0]}"
             raise Refused("Unsupported", f"{told}, or one layer application/cache.<kind>.content.layer.v1+<kind>.")
-    return Manifest(config, layers, None)
+    return CacheManifest(config, layers, None)
 
 
-def read_image(manifest: Manifest, config: bytes) -> CacheImage:
+def read_image(manifest: CacheManifest, config: bytes) -> CacheImage:
     """What the config adds to a manifest; Refused if nothing says that it is a cache."""
     told = _labels(config, required=manifest.artifact is None)
     packed = labels.read(told)
@@ -135,16 +121,16 @@ def read_index(body: bytes) -> tuple[Variant, ...]:
         if not isinstance(told, Mapping) or labels.TARGET not in told:
             continue
         where = f"entry {number} of the index"
-        blob = _blob(raw, where)
-        if blob.media_type not in MANIFESTS:
-            raise Refused("Unsupported", f"{where.capitalize()} is of media type {shown(blob.media_type)}.")
+        named = _descriptor(raw, where)
+        if named.media_type not in MANIFESTS:
+            raise Refused("Unsupported", f"{where.capitalize()} is of media type {shown(named.media_type)}.")
         try:
             target = target_of(parse_json(told[labels.TARGET], limits.JSON_BYTES))
         except ValueError as wrong:
             raise Refused("Malformed", f"Annotation {labels.TARGET} of {where} {wrong}.") from None
         if target is None:
             raise Refused("Malformed", f"Annotation {labels.TARGET} of {where} names no GPU that berth knows.")
-        found.append(Variant(blob.digest, blob.size, target))
+        found.append(Variant(named.digest, named.size, target))
     return tuple(found)
 
 
@@ -153,16 +139,16 @@ def platform(machine: str) -> Mapping[str, str]:
     return {"os": "linux", "architecture": {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine)}
 
 
-def image_for(body: bytes, machine: str) -> Blob | None:
+def image_for(body: bytes, machine: str) -> Descriptor | None:
     """The first image for a node's CPU in an index that names no GPUs, as builders make them that attest their work."""
     wanted = platform(machine)
     listed = _object(body, limits.MANIFEST_BYTES, "the index").get("manifests")
     for number, raw in enumerate(listed if isinstance(listed, list) else ()):
         told = raw.get("platform") if isinstance(raw, Mapping) else None
         if isinstance(told, Mapping) and all(told.get(name) == value for name, value in wanted.items()):
-            blob = _blob(raw, f"entry {number} of the index")
-            if blob.media_type in MANIFESTS:
-                return blob
+            image = _descriptor(raw, f"entry {number} of the index")
+            if image.media_type in MANIFESTS:
+                return image
     return None
 
 
@@ -176,14 +162,15 @@ def _object(body: bytes, most: int, what: str) -> Mapping[str, object]:
     return raw
 
 
-def _blob(raw: object, what: str) -> Blob:
+def _descriptor(raw: object, what: str) -> Descriptor:
+    """Type, digest and size, which are all that counts here; the words go into a status, so they name the part."""
     entry = raw if isinstance(raw, Mapping) else {}
     media, digest, size = entry.get("mediaType"), entry.get("digest"), entry.get("size")
-    if not isinstance(media, str) or not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+    if not isinstance(media, str) or not isinstance(digest, str) or not is_digest(digest):
         raise Refused("Malformed", f"{what.capitalize()} has no mediaType and digest (sha256).")
     if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size < 2**63:
         raise Refused("Malformed", f"{what.capitalize()} has no size.")
-    return Blob(media, digest, size)
+    return Descriptor(media, digest, size)
 
 
 def _labels(config: bytes, *, required: bool) -> Mapping[str, str]:

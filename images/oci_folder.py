@@ -16,15 +16,10 @@ import orjson
 
 from images.descriptor import OCI_INDEX, Descriptor, Malformed, Manifest
 from images.errors import RegistryError
+from images.folder import INDEX, MARK, REF_NAME, VERSION, blob_path, called
 from images.reference import Reference
-from images.registry import Registry
+from images.registry import Registry, side_by_side
 from planning.caches.limits import LAYER_BYTES, MANIFEST_BYTES
-
-_NAME = "org.opencontainers.image.ref.name"
-_VERSION = "1.0.0"
-_MARK = "oci-layout"
-_INDEX = "index.json"
-_PARALLEL = 4
 
 
 class FolderError(ValueError):
@@ -38,21 +33,21 @@ async def pull(registry: Registry, reference: Reference, folder: Path) -> Descri
     top = await registry.manifest(reference)
     manifests = await _whole(registry, reference, top)
     wanted = _blobs(manifests, str(reference))
-    present = [await asyncio.to_thread(_is, _blob(folder, each.digest), each) for each in wanted]
-    missing = [(each, _blob(folder, each.digest)) for each, there in zip(wanted, present, strict=True) if not there]
+    present = [await asyncio.to_thread(_is, blob_path(folder, each.digest), each) for each in wanted]
+    missing = [(each, blob_path(folder, each.digest)) for each, there in zip(wanted, present, strict=True) if not there]
     await registry.blobs(reference, missing)
     for manifest in manifests:
-        _write(_blob(folder, manifest.descriptor.digest), manifest.data)
+        _write(blob_path(folder, manifest.descriptor.digest), manifest.data)
     entry = top.descriptor.as_json()
     if reference.tag:
-        entry["annotations"] = {_NAME: reference.tag}
+        entry["annotations"] = {REF_NAME: reference.tag}
     kept = [each for each in index if each.digest != entry["digest"] and not _is_named(each, reference.tag)]
     document = {
         "schemaVersion": 2,
         "mediaType": OCI_INDEX,
         "manifests": [*(each.as_json() for each in kept), entry],
     }
-    _write(folder / _INDEX, orjson.dumps(document, option=orjson.OPT_INDENT_2))
+    _write(folder / INDEX, orjson.dumps(document, option=orjson.OPT_INDENT_2))
     return top.descriptor
 
 
@@ -77,26 +72,18 @@ async def pull_plain(registry: Registry, reference: Reference, folder: Path) -> 
 
 async def push(registry: Registry, folder: Path, reference: Reference) -> Descriptor:
     """The image of a layout under a reference, blobs before the manifests that name them. Raises as `pull`."""
-    if not (folder / _MARK).is_file():
-        raise FolderError(f"{folder} is no OCI image layout: it has no file {_MARK}")
+    if not (folder / MARK).is_file():
+        raise FolderError(f"{folder} is no OCI image layout: it has no file {MARK}")
     top = _read(folder, _chosen(folder, reference))
     manifests = [_read(folder, each) for each in _said(top, str(folder))] if top.is_index else []
-    gate = asyncio.Semaphore(_PARALLEL)
 
-    async def one(blob: Descriptor) -> None:
-        async with gate:
-            path = _blob(folder, blob.digest)
-            if not await asyncio.to_thread(_is, path, blob):
-                raise FolderError(f"{path} is missing, or not what the manifest says: {blob.size} bytes of that digest")
-            await registry.push_blob(reference, blob, path)
+    async def send(blob: Descriptor) -> None:
+        path = blob_path(folder, blob.digest)
+        if not await asyncio.to_thread(_is, path, blob):
+            raise FolderError(f"{path} is missing, or not what the manifest says: {blob.size} bytes of that digest")
+        await registry.push_blob(reference, blob, path)
 
-    tasks = [asyncio.ensure_future(one(each)) for each in _blobs([*manifests, top], str(folder))]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    await side_by_side(_blobs([*manifests, top], str(folder)), send)
     for each in manifests:
         own = Reference(reference.registry, reference.repository, digest=each.descriptor.digest)
         await registry.push_manifest(own, each.data, each.descriptor.media_type)
@@ -143,19 +130,19 @@ def _begin_plain(folder: Path) -> None:
 
 def _begin(folder: Path) -> tuple[Descriptor, ...]:
     """Makes a layout of the folder, or finds what is in it."""
-    if folder.exists() and not (folder / _MARK).is_file() and any(folder.iterdir()):
+    if folder.exists() and not (folder / MARK).is_file() and any(folder.iterdir()):
         raise FolderError(f"{folder} is neither empty nor an OCI image layout")
     (folder / "blobs" / "sha256").mkdir(parents=True, exist_ok=True)
-    if not (folder / _MARK).is_file():
-        _write(folder / _MARK, orjson.dumps({"imageLayoutVersion": _VERSION}))
-    return _entries(folder) if (folder / _INDEX).is_file() else ()
+    if not (folder / MARK).is_file():
+        _write(folder / MARK, orjson.dumps({"imageLayoutVersion": VERSION}))
+    return _entries(folder) if (folder / INDEX).is_file() else ()
 
 
 def _entries(folder: Path) -> tuple[Descriptor, ...]:
     try:
-        return Manifest.read(_bounded(folder / _INDEX, MANIFEST_BYTES), "", OCI_INDEX).images()
+        return Manifest.read(_bounded(folder / INDEX, MANIFEST_BYTES), "", OCI_INDEX).images()
     except Malformed as error:
-        raise FolderError(f"{folder / _INDEX}: {error}") from None
+        raise FolderError(f"{folder / INDEX}: {error}") from None
 
 
 def _chosen(folder: Path, reference: Reference) -> Descriptor:
@@ -164,16 +151,16 @@ def _chosen(folder: Path, reference: Reference) -> Descriptor:
     named = [each for each in entries if each.digest == reference.digest or _is_named(each, reference.tag)]
     if len(named) == 1 or len(entries) == 1:
         return (named or list(entries))[0]
-    names = ", ".join(each.annotations.get(_NAME, each.digest) for each in entries) or "nothing"
-    raise FolderError(f"{folder / _INDEX} holds {names[:500]}: none of them is {reference.target}, so say which")
+    names = ", ".join(called(each) for each in entries) or "nothing"
+    raise FolderError(f"{folder / INDEX} holds {names[:500]}: none of them is {reference.target}, so say which")
 
 
 def _is_named(entry: Descriptor, tag: str) -> bool:
-    return bool(tag) and entry.annotations.get(_NAME) == tag
+    return bool(tag) and entry.annotations.get(REF_NAME) == tag
 
 
 def _read(folder: Path, entry: Descriptor) -> Manifest:
-    path = _blob(folder, entry.digest)
+    path = blob_path(folder, entry.digest)
     data = _bounded(path, MANIFEST_BYTES)
     if f"sha256:{hashlib.sha256(data).hexdigest()}" != entry.digest:
         raise FolderError(f"{path} has another digest")
@@ -200,10 +187,6 @@ def _is(path: Path, blob: Descriptor) -> bool:
         return False
     with path.open("rb") as file:
         return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}" == blob.digest
-
-
-def _blob(folder: Path, digest: str) -> Path:
-    return folder / "blobs" / "sha256" / digest.removeprefix("sha256:")
 
 
 def _suffix(layer: Descriptor) -> str:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
 from yarl import URL
 
@@ -29,6 +30,8 @@ _PARALLEL = 4  # blobs at once
 _PAGES = 64  # of referrers, which are as many as fit into 4 MiB
 _NEXT = re.compile(r'<([^<>]{0,2048})>\s*;\s*rel="?next"?')  # of a Link header; a cursor is kept as it is
 _NO_REFERRERS = (400, 404, 405, 406)  # what registries without the API answer
+
+Item = TypeVar("Item")
 
 
 class Registry:
@@ -100,19 +103,7 @@ class Registry:
 
     async def blobs(self, reference: Reference, wanted: Sequence[tuple[Descriptor, Path]]) -> None:
         """Several blobs side by side. The first that fails ends the others; what came of them is kept."""
-        gate = asyncio.Semaphore(_PARALLEL)
-
-        async def one(blob: Descriptor, into: Path) -> None:
-            async with gate:
-                await self.blob(reference, blob, into)
-
-        tasks = [asyncio.ensure_future(one(blob, into)) for blob, into in wanted]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await side_by_side(wanted, lambda each: self.blob(reference, *each))
 
     async def referrers(self, reference: Reference) -> tuple[Descriptor, ...]:
         """What refers to the digest of this reference (signatures, above all), whatever its type: not every registry
@@ -188,6 +179,24 @@ class Registry:
         """Under the tag, or without one under its digest; byte for byte. What refers to another image can be found by
         `referrers` afterwards."""
         return await upload.push_manifest(self._client, reference, data, media_type)
+
+
+async def side_by_side(items: Iterable[Item], work: Callable[[Item], Awaitable[object]]) -> None:
+    """Works on a few items at once. Raises what the first that fails raised (not a group, as a TaskGroup would), when
+    the others have ended too."""
+    gate = asyncio.Semaphore(_PARALLEL)
+
+    async def one(item: Item) -> None:
+        async with gate:
+            await work(item)
+
+    tasks = [asyncio.ensure_future(one(each)) for each in items]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _check(data: bytes, blob: Descriptor, endpoint: Endpoint, what: str) -> None:

@@ -32,7 +32,7 @@ from kube.errors import (
     bad_response,
     error_from_response,
 )
-from kube.resources import Resource
+from kube.resources import SERVICEACCOUNTS, Resource
 from kube.wire import describe, event, lines, object_of, read, selectors, unavailable
 
 _PIN_ATTEMPTS = 8
@@ -166,13 +166,29 @@ class KubeClient:
     async def create(
         self, resource: Resource, body: Mapping[str, Any], namespace: str | None = None, *, dry_run: bool = False
     ) -> dict[str, Any]:
-        """Creates an object; the namespace may also be the body's. AlreadyExists when the name is taken."""
+        """Creates an object; the namespace may also be the body's, and apiVersion and kind may be left out of it.
+        AlreadyExists when the name is taken.
+        """
         if namespace is None and resource.namespaced:
             namespace = (body.get("metadata") or {}).get("namespace")
             if namespace is None:
                 raise ValueError(f"creating a {resource.kind} needs a namespace")
         query = {"dryRun": "All"} if dry_run else None
-        return await self._call("POST", resource, namespace, None, query=query, body=body)
+        full = {"apiVersion": resource.api_version, "kind": resource.kind, **body}
+        return await self._call("POST", resource, namespace, None, query=query, body=full)
+
+    async def token(
+        self, account: str, namespace: str, *, bound_to: Mapping[str, str] | None = None, seconds: int = 3600
+    ) -> str:
+        """A token of a service account. With `bound_to` (apiVersion, kind, name, uid of a Pod, Node or Secret) it is
+        good for as long as that object is there, and the token of a Node or Pod names the node.
+        """
+        spec: dict[str, Any] = {"expirationSeconds": seconds}
+        if bound_to is not None:
+            spec["boundObjectRef"] = dict(bound_to)
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
+        made = await self._call("POST", SERVICEACCOUNTS, namespace, account, subresource="token", body=body)
+        return str(made["status"]["token"])
 
     async def delete(
         self,
@@ -217,8 +233,10 @@ class KubeClient:
         body: Mapping[str, Any],
         *,
         field_manager: str,
+        subresource: str | None = None,
     ) -> dict[str, Any]:
-        """Server-side apply: makes the object have these fields, creating it if need be, whoever owns them now.
+        """Server-side apply: makes the object have these fields, creating it if need be, whoever owns them now. For a
+        `subresource` (status) it must be there: NotFound otherwise.
 
         Fields this manager applied before and no longer names are removed. apiVersion, kind and name may be left out
         of the body.
@@ -226,7 +244,7 @@ class KubeClient:
         metadata = {**(body.get("metadata") or {}), "name": name}
         full = {"apiVersion": resource.api_version, "kind": resource.kind, **body, "metadata": metadata}
         query = {"fieldManager": field_manager, "force": "true"}
-        return await self._patch(resource, name, namespace, full, _APPLY, None, query)
+        return await self._patch(resource, name, namespace, full, _APPLY, subresource, query)
 
     async def _patch(
         self,

@@ -114,6 +114,7 @@ PROVISIONINGREQUESTS = Resource("autoscaling.x-k8s.io", "v1", "provisioningreque
 JOBS = Resource("batch", "v1", "jobs", "Job", True)
 EVENTS = Resource("events.k8s.io", "v1", "events", "Event", True)
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease", True)
+CSIDRIVERS = Resource("storage.k8s.io", "v1", "csidrivers", "CSIDriver", False)
 CSINODES = Resource("storage.k8s.io", "v1", "csinodes", "CSINode", False)
 CRDS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", False)
 ROLES = Resource(_RBAC, "v1", "roles", "Role", True)

@@ -11,6 +11,7 @@ import os
 import re
 import sqlite3
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
@@ -20,6 +21,7 @@ from typing import Any, TypeVar
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
+from planning.caches.hits import Seen
 from planning.caches.volumes import Kind, NodeCache
 
 T = TypeVar("T")
@@ -27,6 +29,7 @@ T = TypeVar("T")
 FILE = "ledger.sqlite"
 _APPLICATION = 0x62727468  # in the file's header: it is ours
 _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
+_IDENTITY = re.compile(r"[0-9a-f]{32}")
 _COPY_LIMIT = 4 * 1024 * 1024  # bytes of one cache's copy
 _REFUSED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT)
 
@@ -66,6 +69,42 @@ MIGRATIONS: tuple[tuple[str, str], ...] = (
           size_cap INTEGER NOT NULL,
           published_at REAL
         ) STRICT;
+        """,
+    ),
+    (
+        "orders",
+        """
+        ALTER TABLE caches ADD COLUMN epoch INTEGER NOT NULL DEFAULT 0;
+        ALTER TABLE caches ADD COLUMN goal TEXT NOT NULL DEFAULT '';
+        ALTER TABLE caches ADD COLUMN signatures TEXT NOT NULL DEFAULT '[]' CHECK (json_valid(signatures));
+        """,
+    ),
+    (
+        "what pods reported of their caches",
+        # A volume's row is what its pod has told so far; when the volume goes it is added to that of all that went,
+        # whose volume_id is '', and a cache takes its rows with it.
+        """
+        CREATE TABLE seen (
+          cache_uid TEXT NOT NULL,
+          digest TEXT NOT NULL,
+          volume_id TEXT NOT NULL,
+          hits INTEGER NOT NULL,
+          misses INTEGER NOT NULL,
+          compile_seconds REAL NOT NULL,
+          PRIMARY KEY (cache_uid, digest, volume_id)
+        ) STRICT;
+        CREATE INDEX seen_by_volume ON seen (volume_id);
+        CREATE TRIGGER seen_outlives_the_volume AFTER DELETE ON mounts BEGIN
+          INSERT INTO seen
+            SELECT cache_uid, digest, '', hits, misses, compile_seconds FROM seen
+            WHERE volume_id = OLD.volume_id AND cache_uid IN (SELECT uid FROM caches)
+            ON CONFLICT DO UPDATE SET hits = hits + excluded.hits, misses = misses + excluded.misses,
+              compile_seconds = compile_seconds + excluded.compile_seconds;
+          DELETE FROM seen WHERE volume_id = OLD.volume_id;
+        END;
+        CREATE TRIGGER seen_goes_with_the_cache AFTER DELETE ON caches BEGIN
+          DELETE FROM seen WHERE cache_uid = OLD.uid AND volume_id = '';
+        END;
         """,
     ),
 )
@@ -112,7 +151,12 @@ class Ledger:
     """An open ledger. Its methods may be called by any thread; each raises LedgerError where the file fails."""
 
     def __init__(self, folder: Path) -> None:
-        """Opens the ledger in `folder` and makes it where there is none. `repaired` says what had to be repaired."""
+        """Opens the ledger in `folder` and makes it where there is none. `repaired` says what had to be repaired.
+
+        `identity` is another whenever the ledger was made anew, so that whoever relied on it looks again. `changes`
+        counts what was written, so that whoever shows it need not look while nothing is.
+        """
+        self.changes = 0
         self.folder = folder
         self.path = folder / FILE
         self.repaired = ""
@@ -135,9 +179,14 @@ class Ledger:
                     "was made from what lies beside it."
                 )
             self._agree_with_copies(fresh)
+            self.identity = _identity(folder / "identity", fresh)
         except BaseException:
             os.close(lock)
             raise
+
+    def renew(self) -> None:
+        """Makes its identity another: what it says is not what it said, and whoever relies on it is to look again."""
+        self.identity = _identity(self.folder / "identity", fresh=True)
 
     def close(self) -> None:
         """Lets go of the file."""
@@ -186,7 +235,9 @@ class Ledger:
                 if (other.kind, other.namespace) == (cache.kind, cache.namespace) and other.uid != cache.uid:
                     self.remove_cache(other.uid)
             self._copy(cache)
-            values = {**asdict(cache), "labels": orjson.dumps(dict(cache.labels)).decode()}
+            values = asdict(cache)
+            values["labels"] = orjson.dumps(dict(cache.labels)).decode()
+            values["signatures"] = orjson.dumps(cache.signatures).decode()
             self._write("caches", _CACHE_FIELDS, values)
 
     def remove_cache(self, uid: str) -> None:
@@ -206,6 +257,10 @@ class Ledger:
         """The volume of this id."""
         return next(iter(self._read("SELECT * FROM mounts WHERE volume_id = ?", (volume_id,), _mount_of)), None)
 
+    def mounts_of(self, cache_uid: str) -> list[Mount]:
+        """The volumes of one cache."""
+        return self._read("SELECT * FROM mounts WHERE cache_uid = ?", (cache_uid,), _mount_of)
+
     def volumes(self) -> int:
         """How many volumes there are."""
         return sum(self._read("SELECT count(*) FROM mounts", (), lambda row: int(row[0])))
@@ -223,6 +278,31 @@ class Ledger:
         query = "SELECT digest FROM mounts UNION SELECT digest FROM caches UNION SELECT last_known_good FROM caches"
         return set(self._read(query, (), lambda row: str(row[0]))) - {""}
 
+    # ---- what pods reported
+
+    def put_seen(self, volume_id: str, seen: Seen) -> None:
+        """Notes what the pod of a volume has reported so far; nothing if that volume is not on record. Numbers never
+        fall, so that a repeated or late note changes nothing.
+        """
+        values = {"volume_id": volume_id, **asdict(seen)}
+        self._execute(
+            "INSERT INTO seen SELECT cache_uid, digest, volume_id, :hits, :misses, :compile_seconds FROM mounts "
+            "WHERE volume_id = :volume_id ON CONFLICT DO UPDATE SET hits = max(hits, excluded.hits), "
+            "misses = max(misses, excluded.misses), compile_seconds = max(compile_seconds, excluded.compile_seconds)",
+            values,
+        )
+
+    def seen(self) -> dict[tuple[str, str], Seen]:
+        """What pods reported, by the cache's UID and the digest; also pods that have gone."""
+        sums = "sum(hits), sum(misses), sum(compile_seconds)"
+        query = f"SELECT cache_uid, digest, {sums} FROM seen GROUP BY cache_uid, digest"  # noqa: S608
+        return dict(self._read(query, (), lambda row: ((row[0], row[1]), Seen(*row[2:]))))
+
+    def seen_by_volume(self) -> dict[str, Seen]:
+        """What pods reported, by volume; only volumes on record."""
+        query = "SELECT volume_id, hits, misses, compile_seconds FROM seen WHERE volume_id <> ''"
+        return dict(self._read(query, (), lambda row: (row[0], Seen(*row[1:]))))
+
     # ---- the file
 
     def _write(self, table: str, names: tuple[str, ...], values: Mapping[str, Any]) -> None:
@@ -232,6 +312,7 @@ class Ledger:
     def _execute(self, statement: str, values: Any) -> None:
         with self._turn, self._told():
             self._db.execute(statement, values)
+            self.changes += 1
 
     def _read(self, query: str, values: Any, of: Callable[[sqlite3.Row], T]) -> list[T]:
         with self._turn, self._told():
@@ -288,6 +369,21 @@ def _only_writer(folder: Path) -> int:
             f"Another berth node uses the ledger in {folder}. One process writes it: end the other first."
         ) from None
     return handle
+
+
+def _identity(path: Path, fresh: bool) -> str:
+    """A random name of the ledger, which lies beside it."""
+    with suppress(OSError, UnicodeDecodeError):
+        found = path.read_text()
+        if not fresh and _IDENTITY.fullmatch(found):
+            return found
+    made, beside = uuid.uuid4().hex, path.with_suffix(".new")
+    try:
+        beside.write_text(made)
+        beside.replace(path)
+    except OSError as error:
+        raise LedgerError(f"The ledger's identity cannot be written to {path}: {error.strerror}.") from error
+    return made
 
 
 def _opened(path: Path) -> sqlite3.Connection:
@@ -368,6 +464,7 @@ def _read_copy(path: Path) -> NodeCache | None:
 def _cache_of(row: sqlite3.Row) -> NodeCache:
     values = {name: row[name] for name in row.keys()}  # noqa: SIM118 - iterating a Row gives values
     values["labels"] = orjson.loads(values["labels"])
+    values["signatures"] = orjson.loads(values["signatures"])
     return _cache.validate_python(values)
 
 

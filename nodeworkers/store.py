@@ -21,7 +21,7 @@ import os
 import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,7 +83,8 @@ class Store:
 
     def used(self, digest: str) -> None:
         """Notes that a cache is of use now: those that were of none for longest leave first."""
-        os.utime(self._caches / _name(digest) / "image.json")
+        with suppress(FileNotFoundError):
+            os.utime(self._caches / _name(digest) / "image.json")
 
     @contextmanager
     def staged(self) -> Iterator[Path]:
@@ -169,12 +170,34 @@ class Store:
                     return None
                 _settle(layer)
                 place.parent.mkdir(mode=0o755, exist_ok=True)
-                layer.rename(place)
+                try:
+                    layer.rename(place)
+                except OSError:
+                    if not place.exists():  # else another volume's call made it meanwhile
+                        raise
                 _sync(place.parent)
                 _sync(self._relocations)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         return place
+
+    def lower(self, digest: str, mount_path: str) -> tuple[Path, ...]:
+        """The folders of a cache that is mounted at `mount_path`, topmost first. Raises LookupError, with a sentence,
+        where it is not there or cannot be moved there.
+        """
+        cached = self.get(digest)
+        if cached is None:
+            raise LookupError(
+                f"the image {digest} is no longer on this node's disk; berth fetches it again at the next look at it"
+            )
+        self.used(digest)
+        if cached.about.get("groups") == 0 or cached.about.get("capture_path") == mount_path:
+            return (cached.content,)
+        try:
+            moved = self.relocation(digest, mount_path)
+        except Refused as refused:
+            raise LookupError(f"the cache cannot be mounted at {mount_path}: {refused}") from refused
+        return (cached.content,) if moved is None else (moved, cached.content)
 
     def _new_staging(self) -> Path:
         folder = self._free_name()

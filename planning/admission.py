@@ -12,10 +12,12 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
-from crds import gpuquota, gpureservation, gpuworkload
+from crds import gpuquota, gpureservation, gpuworkload, kernelcache, kernelcachepolicy
 from crds.gpuworkload import GPUWorkloadSpec
+from crds.kernelcache import TritonKernelCacheClusterSpec, TritonKernelCacheSpec
 from crds.settings import Settings
 from planning import strategies
+from planning.caches.admission import cache_refusal, cache_warnings, policy_refusal, policy_warnings
 from planning.jobs import refusal as spec_refusal
 from planning.model import Defaults, NodeView, QuotaView
 from planning.overbooking import overbooked
@@ -59,9 +61,9 @@ class Review:
     old: Object | None = None
 
 
-def checked(kind: str) -> bool:
+def checked(group: str, kind: str) -> bool:
     """Whether anything is known of this kind; all else is taken as it comes."""
-    return kind in _REFUSALS
+    return kind in _REFUSALS and group == (kernelcache.GROUP if kind in _TKM_KINDS else gpuworkload.GROUP)
 
 
 def refusal(review: Review, installation: Installation) -> str:
@@ -177,13 +179,42 @@ def _gpureservation_refusal(review: Review, installation: Installation) -> str:
     return overbooked(window, others, installation.nodes) if window is not None else ""
 
 
+def _cache_refusal(review: Review, _: Installation) -> str:
+    return cache_refusal(_CACHES[review.kind], review.new.get("spec"), _old_spec(review))
+
+
+def _cache_warnings(review: Review, _: Installation) -> list[str]:
+    return cache_warnings(_CACHES[review.kind], review.new.get("spec"))
+
+
+def _policy_refusal(review: Review, _: Installation) -> str:
+    return policy_refusal(review.new.get("spec"), _old_spec(review))
+
+
+def _policy_warnings(review: Review, _: Installation) -> list[str]:
+    return policy_warnings(review.new.get("spec"))
+
+
+def _old_spec(review: Review) -> object:
+    return None if review.old is None else review.old.get("spec")
+
+
+_CACHES: Mapping[str, type[TritonKernelCacheSpec]] = {
+    kernelcache.KIND: TritonKernelCacheSpec,
+    kernelcache.CLUSTER_KIND: TritonKernelCacheClusterSpec,
+}
+_TKM_KINDS = frozenset((*_CACHES, kernelcachepolicy.KIND))
 _REFUSALS: Mapping[str, Callable[[Review, Installation], str]] = {
     gpuworkload.KIND: _gpuworkload_refusal,
     gpuquota.KIND: _gpuquota_refusal,
     gpureservation.KIND: _gpureservation_refusal,
+    **dict.fromkeys(_CACHES, _cache_refusal),
+    kernelcachepolicy.KIND: _policy_refusal,
 }
 _WARNINGS: Mapping[str, Callable[[Review, Installation], list[str]]] = {
     gpuworkload.KIND: _gpuworkload_warnings,
     gpuquota.KIND: _gpuquota_warnings,
+    **dict.fromkeys(_CACHES, _cache_warnings),
+    kernelcachepolicy.KIND: _policy_warnings,
 }
 _DEFAULTS: Mapping[str, Callable[[Review, Installation], Patch]] = {gpuworkload.KIND: _gpuworkload_defaults}

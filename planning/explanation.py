@@ -15,6 +15,9 @@ from typing import Any
 
 from crds.settings import Settings
 from planning import gangs, strategies
+from planning.caches.preference import WarmFirst, caches, mounted
+from planning.caches.preference import told as told_of_caches
+from planning.caches.warmth import Cache
 from planning.capacity import Belongings, Holding, Room, room
 from planning.demand import learned
 from planning.filters import (
@@ -65,7 +68,7 @@ class NodeReport:
     resource that the workload asks for.
 
     `rank` is how the strategy likes it, the lowest first; None where it does not fit or is not among the first. `fits`:
-    of a gang, how many of its pods fit there now.
+    of a gang, how many of its pods fit there now. `warm`: how many of its kernel caches are Ready there.
     """
 
     name: str
@@ -75,6 +78,7 @@ class NodeReport:
     why: str
     rank: Rank | None = None
     fits: int = 0
+    warm: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +97,8 @@ class Explanation:
     state: 'ended', 'invalid', 'suspended', 'placed' (it has a Job), 'outside' the queue for another reason, which the
     message tells (it backs off, is examined, waits for its last Job's pods to go), or 'queued', and only then the rest.
     reasons: why not, and how many nodes; '' counts those that hold it. position: 1 is next. message: what the next
-    round will say of it; next_node: where it will place it. quota: what its tenant holds and may still take.
+    round will say of it; next_node: where it will place it, and next_warmth what that means for its kernel caches, of
+    which caches tells names and on how many nodes each is Ready. quota: what its tenant holds and may still take.
     decisions: the last ones, as its status keeps them. start: seconds until it is expected to start, at the median and
     at the 90th percentile of what runs of the kinds before it took; None if nobody can tell.
     Of a gang: `asks` is one pod's, of its `pods` at least `least` must fit, `domains` are those of its topology ('' for
@@ -116,6 +121,8 @@ class Explanation:
     queued: int = 0
     ahead: tuple[str, ...] = ()
     next_node: str = ""
+    next_warmth: str = ""
+    caches: tuple[tuple[str, int], ...] = ()
     quota: tuple[str, ...] = ()
     decisions: tuple[dict[str, Any], ...] = ()
     start: tuple[float, float] | None = None
@@ -169,7 +176,9 @@ def _queued(
     left, kept = _reserved(view, shape, snapshot, held)
     why = {node.name: kept.get(node.name) or keeps_off(shape, node, left[node.name]) for node in snapshot.nodes}
     gang = gang_of(view.spec)
-    ranks = _ranks(view, shape, strategy, snapshot, settings, left)
+    wanted = caches(mounted(view.spec), view.namespace)
+    ready = Counter(name for cache in wanted for name in snapshot.warm.get(cache, ()))
+    ranks = _ranks(view, shape, strategy, wanted, snapshot, settings, left)
     reports = [
         NodeReport(
             node.name,
@@ -179,10 +188,13 @@ def _queued(
             why[node.name],
             ranks.get(node.name),
             slots(shape.requests, left[node.name]) if gang is not None and not why[node.name] else 0,
+            ready[node.name],
         )
         for node in snapshot.nodes
     ]
-    reports.sort(key=lambda each: (each.why != "", each.rank is None, each.rank or (), -each.free.gpus, each.name))
+    reports.sort(
+        key=lambda each: (each.why != "", each.rank is None, -each.warm, each.rank or (), -each.free.gpus, each.name)
+    )
     domains = list(_domains(shape, gang, reports, snapshot)) if gang is not None else []
     books = opened(snapshot, held)
     waiting = [w for w in snapshot.workloads if _in_queue(w, settings, mine)]
@@ -199,6 +211,8 @@ def _queued(
         # How far the autoscaler is with a node for it, the round does not know.
         message=told.message if shows(view, PROVISIONING) else message or told.message,
         next_node=next_.node if next_ is not None else "",
+        next_warmth=told_of_caches(next_) if next_ is not None else "",
+        caches=tuple((_shown(cache), len(snapshot.warm.get(cache, ()))) for cache in wanted),
         next_places=next_.places if next_ is not None else (),
         pods=gang.pods if gang is not None else 1,
         least=gang.least if gang is not None else 1,
@@ -275,6 +289,11 @@ def _reserved(
     return left, kept
 
 
+def _shown(cache: Cache) -> str:
+    namespace, name = cache
+    return name if namespace else f"{name} of the cluster"
+
+
 def _about(settings: Settings, view: WorkloadView) -> tuple[WorkloadView, Resources]:
     if view.spec is None:
         return view, Resources()
@@ -288,14 +307,16 @@ def keeps_off(shape: Shape, node: NodeView, left: Room) -> str:
 
 
 def _ranks(
-    view: WorkloadView, shape: Shape, name: str, snapshot: Snapshot, settings: Settings, left: dict[str, Room]
-) -> dict[str, Rank]:
-    """How the strategy likes the best nodes; none if it fails."""
+    view: WorkloadView, shape: Shape, name: str, wanted: tuple[Cache, ...], snapshot: Snapshot, settings: Settings,
+    left: dict[str, Room],
+) -> dict[str, Rank]:  # fmt: skip
+    """How the strategy likes the best nodes, of the warmest; none if it fails."""
     known = partial(learned, snapshot.workloads, partial(shape_of, settings=settings), snapshot.now, snapshot.profiles)
     fleet = Fleet((node, left[node.name]) for node in snapshot.nodes)
     request = Request(view.uid, view.namespace, view.name, shape.requests)
     try:
-        return dict(fleet.best(request, shape, strategies.informed(name, known), _BEST))
+        first = WarmFirst(strategies.informed(name, known), wanted, snapshot.warm)
+        return {node: rank[1:] for node, rank in fleet.best(request, shape, first, _BEST)}
     except StrategyError:
         return {}
 

@@ -143,6 +143,8 @@ class Fleet:
                 del self._views[key]
         if len(self._once) > _ONCE:
             self._once.clear()
+            for name in self._newest.keys() - {strategy.name for strategy, _ in self._views}:
+                del self._newest[name]
         used = {shape.constraints for _, shape in self._views}
         for constraints in [each for each in self._open if each not in used]:
             del self._open[constraints]

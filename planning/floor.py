@@ -12,12 +12,14 @@ from math import inf
 
 from crds.settings import Settings
 from planning import strategies
+from planning.caches.preference import WarmFirst
+from planning.caches.warmth import Cache
 from planning.capacity import Room, whole
 from planning.demand import learned
 from planning.filters import Constraints, Shape, able_when_empty, explain_never, explain_now, lacking, refusal, slots
 from planning.fleet import Place
 from planning.memory import Memory
-from planning.model import NodeView, Resources, Snapshot, Stopped, Turn, WorkloadView
+from planning.model import NodeView, Resources, Snapshot, Stopped, Turn, Warmth, WorkloadView
 from planning.places import Gang, times
 from planning.quotas import firm
 from planning.reservations import Claim
@@ -32,7 +34,7 @@ Kind = tuple[Shape, Gang | None]
 class Wish:
     """A workload that wants a place now. `shape`: of one pod; `limit`: the retries that it allows; `until`: when it
     will have ended at the latest (inf: nobody can tell); `window`: the GPUReservation on whose GPUs alone it runs;
-    `resumes`: the stopped Job that is to go on.
+    `resumes`: the stopped Job that is to go on; `caches`: the kernel caches that its pods mount.
     """
 
     view: WorkloadView
@@ -44,6 +46,7 @@ class Wish:
     until: float = inf
     window: Window | None = None
     resumes: Stopped | None = None
+    caches: tuple[Cache, ...] = ()
 
     @property
     def need(self) -> Resources:
@@ -102,6 +105,7 @@ class Floor:
         self._messages: dict[Shape, str] = {}
         self._refusals: dict[Constraints, list[str]] = {}
         self._strategies: dict[str, Strategy] = {}
+        self._memory, self._warm = memory, snapshot.warm
         shape = partial(memory.shape, settings=settings)
         self._learned = partial(learned, snapshot.workloads, shape, snapshot.now, snapshot.profiles)
 
@@ -114,7 +118,7 @@ class Floor:
         """Gives one pod its place; `take_back` undoes it exactly. Raises StrategyError."""
         view, shape, need = wish.view, wish.shape, wish.shape.requests
         request = Request(view.uid, view.namespace, view.name, need, seed)
-        place = self._fleet.find(request, shape, self._strategy(strategy), avoided)
+        place = self._fleet.find(request, shape, self._preferring(wish, strategy), avoided)
         if place is not None:
             self._fleet.take(place, need)
             self.left[place.node].take(need)
@@ -131,7 +135,9 @@ class Floor:
             self._true_up(place.node)
 
     def take_reserved(self, wish: Wish, window: Window, avoided: Collection[str] = ()) -> str:
-        """The node on which the request holds GPUs of its window from now on, the fullest; '' if there is none."""
+        """The node on which the request holds GPUs of its window from now on: of the warmest the fullest; '' if there
+        is none.
+        """
         need = wish.shape.requests
         if wish.shape in self._spent.setdefault(window.uid, set()):
             return ""
@@ -143,7 +149,8 @@ class Floor:
         if not fits:
             self._spent[window.uid].add(wish.shape)
             return ""
-        node = min(fits, key=lambda name: (name in avoided, window.left(name), name))
+        ready = self.ready(wish)
+        node = min(fits, key=lambda name: (name in avoided, -ready.get(name, 0), window.left(name), name))
         self.hold_reserved(wish, window, node)
         return node
 
@@ -202,6 +209,11 @@ class Floor:
             rest.take(each.amount)
         return bool(lacking(Resources(0, need.cpu_milli, need.memory, need.pods), rest))
 
+    def kept_near(self, wish: Wish) -> list[Kept]:
+        """What is kept, first on the nodes where the most of the request's kernel caches are Ready."""
+        ready = self.ready(wish)
+        return sorted(self.kept, key=lambda kept: -ready.get(kept.node, 0)) if ready else self.kept
+
     def take_kept(self, wish: Wish, kept: Kept) -> bool:
         """Gives the request room on that node, out of what is kept there too; False if it does not fit."""
         claim = self.claims.get(kept.node)
@@ -214,12 +226,16 @@ class Floor:
         """A node where it gets room out of what is kept for reservations, as it can be stopped or ends before that is
         needed; and until when it may have it for sure, if it cannot be stopped.
         """
-        need, stays = wish.shape.requests, wish.stays
-        for i in range(self._tried.get((wish.shape, stays), 0), len(self._claimed)):
+        need, stays, ready = wish.shape.requests, wish.stays, self.ready(wish)
+        untried: Iterable[int] = range(self._tried.get((wish.shape, stays), 0), len(self._claimed))
+        if ready:
+            untried = sorted(untried, key=lambda i: -ready.get(self._claimed[i], 0))
+        for i in untried:
             node = self._claimed[i]
             claim = self.claims[node]
             if not lacking(need, claim.left(stays)) and self._suits(wish, node):
-                self._tried[wish.shape, stays] = i
+                if not ready:
+                    self._tried[wish.shape, stays] = i
                 self._take_between(wish, node)
                 return node, None if stays == -inf else claim.lent_until(stays)
         self._tried[wish.shape, stays] = len(self._claimed)
@@ -334,6 +350,27 @@ class Floor:
         if found is None:
             found = self._refusals[constraints] = [refusal(constraints, node) for node in self.nodes]
         return found
+
+    def ready(self, wish: Wish) -> Mapping[str, int]:
+        """By node, how many of the kernel caches that the request mounts are Ready there, where any is."""
+        return self._warm_first(wish, wish.strategy).counts if wish.caches else {}
+
+    def warmth(self, wish: Wish, nodes: Iterable[str]) -> Warmth | None:
+        """How warm the nodes are for a request that is given them; None if it mounts no caches."""
+        if not wish.caches:
+            return None
+        known = self._warm_first(wish, wish.strategy)
+        return Warmth(len(wish.caches), min(known.counts.get(node, 0) for node in nodes), known.most)
+
+    def _preferring(self, wish: Wish, name: str) -> Strategy:
+        """The strategy, with the request's kernel caches before it where any is Ready on some node."""
+        if not wish.caches:
+            return self._strategy(name)
+        known = self._warm_first(wish, name)
+        return known if known.most else self._strategy(name)
+
+    def _warm_first(self, wish: Wish, name: str) -> WarmFirst:
+        return self._memory.warm_first(self._strategy(name), wish.caches, self._warm)
 
     def _strategy(self, name: str) -> Strategy:
         known = self._strategies.get(name)

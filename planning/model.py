@@ -21,6 +21,7 @@ from planning.resources import Resources as Resources
 from planning.resources import Taint as Taint
 
 if TYPE_CHECKING:
+    from planning.caches.warmth import Warm
     from planning.profiles import Profile
     from planning.windows import ReservationView
 
@@ -212,6 +213,17 @@ class Stopped:
 
 
 @dataclass(frozen=True, slots=True)
+class Warmth:
+    """Of a workload's kernel caches, how many are Ready where it was placed (of a gang's nodes, on the one with the
+    fewest), and the most that are on any one node.
+    """
+
+    caches: int
+    ready: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
 class Assignment:
     """One promise of GPUs: this workload's next Job goes to this node, or a gang's pods to these `places`, of which
     `node` is the first. `requests` are one pod's. `resumes`: the stopped Job that goes on there, if the API server lets
@@ -233,6 +245,7 @@ class Assignment:
     booking: Booking | None = None
     lent: bool = False  # what it gets is reserved: those of the GPUReservation may have it back at any time
     resumes: Stopped | None = None
+    warmth: Warmth | None = None  # None: its pods mount no kernel caches, or these did not matter
 
     @property
     def job_names(self) -> tuple[str, ...]:
@@ -330,6 +343,7 @@ class Snapshot:
     quotas: tuple[QuotaView, ...] = ()
     profiles: tuple[Profile, ...] = ()
     reservations: tuple[ReservationView, ...] = ()
+    warm: Warm = field(default_factory=dict)
 
     def by_uid(self) -> dict[tuple[str, str], WorkloadView]:
         """The workloads by namespace and UID: a label alone would let any namespace pose as another's."""

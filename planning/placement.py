@@ -13,6 +13,7 @@ from math import inf
 
 from crds.settings import Settings
 from planning import gates, status
+from planning.caches.preference import caches
 from planning.capacity import Belongings, holdings, room, standing
 from planning.endings import completions
 from planning.filters import Constraints
@@ -229,7 +230,8 @@ def _examine(
         return wait(view, status.WAITING_FOR_RESERVATION, before_it_begins(window))
     deadline, shape, limit = spec.active_deadline_seconds, memory.shape(spec, settings), spec.retry_policy.max_retries
     until = inf if deadline is None else snapshot.now + deadline
-    return Wish(view, turn, shape, name, limit, gang_of(spec), until, window)
+    mounts = () if spec.template is None else caches(memory.mounted(spec), view.namespace)
+    return Wish(view, turn, shape, name, limit, gang_of(spec), until, window, caches=mounts)
 
 
 def _lately(books: Books, ledger: Ledger, now: float) -> dict[str, Lately]:

@@ -220,7 +220,7 @@ class Turns:
             taken = times(wish.shape.requests, pods_in(places)) if places else wish.shape.requests
             self.books.take(wish.view.namespace, taken, firm=firm(wish.view))
             if window.during(self.now):
-                place = replace(_assignment(wish, node, BY_RESERVATION, places), backfill=window.end)
+                place = replace(self._assignment(wish, node, BY_RESERVATION, places), backfill=window.end)
                 self.told.decision.assignments.append(place)
                 self.told.left -= self._cost(pods_in(places))
                 return
@@ -260,8 +260,12 @@ class Turns:
         """
         if wish.kind in self.floor.full:
             return None, False
-        strategy = Random.name if len(avoided) >= AVOIDED_NODES else wish.strategy
-        assignment, anew = self._found(wish, strategy, avoided), False
+        if len(avoided) >= AVOIDED_NODES:
+            # Its caches do not count then: among more warm nodes than are remembered it would go round for ever.
+            assignment = self._found(replace(wish, caches=()), Random.name, avoided)
+        else:
+            assignment = self._found(wish, wish.strategy, avoided)
+        anew = False
         if assignment is None and avoided:
             anew = True
             assignment = self._found(wish, wish.strategy, ())
@@ -270,10 +274,10 @@ class Turns:
     def _found(self, wish: Wish, strategy: str, avoided: tuple[str, ...]) -> Assignment | None:
         if wish.gang is None:
             node = self.floor.take(wish, strategy, self.seed, avoided)
-            return _assignment(wish, node, strategy) if node else None
+            return self._assignment(wish, node, strategy) if node else None
         most = self._most(wish, wish.gang)
         places = gangs.place(self.floor, wish, wish.gang, most, strategy, self.seed, avoided)
-        return _assignment(wish, places[0][0], strategy, places) if places else None
+        return self._assignment(wish, places[0][0], strategy, places) if places else None
 
     def _most(self, wish: Wish, gang: Gang) -> int:
         """How many pods its tenant may have, beside the one before it where there is enough for both."""
@@ -401,17 +405,36 @@ class Turns:
             return None
         is_firm, kept_now = firm(wish.view), len(self.floor.kept)
         if is_firm or self.in_vain.get(wish.shape) != kept_now:
-            for kept in self.floor.kept:
+            for kept in self.floor.kept_near(wish):
                 ends = kept.start is not None and wish.until <= kept.start
                 if (ends or not is_firm) and self.floor.take_kept(wish, kept):
-                    return replace(_assignment(wish, kept.node, wish.strategy), backfill=kept.start if ends else 0.0)
+                    place = self._assignment(wish, kept.node, wish.strategy)
+                    return replace(place, backfill=kept.start if ends else 0.0)
             if not is_firm:
                 self.in_vain[wish.shape] = kept_now
         found = self.floor.take_claimed(wish)
         if found is None:
             return None
         node, until = found
-        return replace(_assignment(wish, node, wish.strategy), backfill=until, lent=not is_firm)
+        return replace(self._assignment(wish, node, wish.strategy), backfill=until, lent=not is_firm)
+
+    def _assignment(self, wish: Wish, node: str, strategy: str, places: Places = ()) -> Assignment:
+        view, turn = wish.view, wish.turn
+        return Assignment(
+            uid=view.uid,
+            namespace=view.namespace,
+            name=view.name,
+            generation=view.generation,
+            resource_version=view.resource_version,
+            turn=turn,
+            node=node,
+            requests=wish.shape.requests,
+            strategy=strategy,
+            job_name=job_name(view.name, view.uid, turn.attempt, indexed=bool(places)),
+            places=places,
+            resumes=wish.resumes,
+            warmth=self.floor.warmth(wish, [name for name, _ in places] or [node]),
+        )
 
     def _releases(self) -> dict[str, list[tuple[float, Resources]]]:
         """By node, what is held there and when it will be free at the latest."""
@@ -441,21 +464,3 @@ def _making_room(where: str, names: list[str]) -> str:
 
 def wait(view: WorkloadView, reason: str, message: str) -> Waiting:
     return Waiting(view.uid, view.namespace, view.name, view.resource_version, reason, message)
-
-
-def _assignment(wish: Wish, node: str, strategy: str, places: Places = ()) -> Assignment:
-    view, turn = wish.view, wish.turn
-    return Assignment(
-        uid=view.uid,
-        namespace=view.namespace,
-        name=view.name,
-        generation=view.generation,
-        resource_version=view.resource_version,
-        turn=turn,
-        node=node,
-        requests=wish.shape.requests,
-        strategy=strategy,
-        job_name=job_name(view.name, view.uid, turn.attempt, indexed=bool(places)),
-        places=places,
-        resumes=wish.resumes,
-    )

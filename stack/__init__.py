@@ -14,6 +14,7 @@ from stack.options import ExistingCluster, ExistingTemporal, UpOptions
 from stack.paths import default_data
 from stack.process import Probe, ProcessSpec, ProcessStatus
 from stack.progress import Lines, Progress, Silent, Terminal
+from stack.realnode import kubelet_root
 
 __all__ = [
     "APPLICATION_PORTS",
@@ -32,6 +33,7 @@ __all__ = [
     "Terminal",
     "UpOptions",
     "default_data",
+    "kubelet_root",
     "node_manifest",
     "node_manifests",
 ]

@@ -13,7 +13,10 @@ from typing import Any
 
 from stack.errors import StackError
 
-APPLICATION_PORTS = ("controller-health", "controller-metrics", "controller-webhook", "worker-health", "worker-metrics")
+APPLICATION_PORTS = (
+    "controller-health", "controller-metrics", "controller-webhook", "worker-health", "worker-metrics", "node-health",
+    "node-metrics",
+)  # fmt: skip
 """Ports set aside for the application's own processes."""
 
 

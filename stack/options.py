@@ -66,3 +66,8 @@ class UpOptions:
     tools: Mapping[str, Path] = field(default_factory=dict)
     start_timeout: float = 120.0
     end_with_caller: bool = False
+
+    @property
+    def has_real_node(self) -> bool:
+        """Whether a kubelet is started: one joins the stack's own cluster only."""
+        return self.real_node and self.cluster is None

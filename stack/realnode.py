@@ -78,6 +78,11 @@ def node_address() -> str:
         return str(probe.getsockname()[0])
 
 
+def kubelet_root(data: Path) -> Path:
+    """What the kubelet of the stack in a data folder has as --root-dir."""
+    return _Folders(Layout.of(data)).kubelet
+
+
 def prepare(options: UpOptions, progress: Progress) -> None:
     """Installs the Debian packages that are missing. Raises StackError where a real node is wanted and cannot be."""
     if not options.real_node:
@@ -109,6 +114,7 @@ class _Folders:
     def __init__(self, layout: Layout) -> None:
         tag = hashlib.sha256(str(layout.root).encode()).hexdigest()[:8]
         self.root = layout.root / "node"
+        self.kubelet = self.root / "kubelet"
         self.run = Path("/run") / f"berth-{tag}"
         self.socket = self.run / "containerd.sock"
         self.bridge = f"berth{tag}"
@@ -119,7 +125,7 @@ def specs(
 ) -> list[ProcessSpec]:
     """containerd and the kubelet, with all the files they read."""
     folders = _Folders(layout)
-    for folder in (folders.root, folders.root / "cni", folders.root / "kubelet", folders.run):
+    for folder in (folders.root, folders.root / "cni", folders.kubelet, folders.run):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     images = write_images(folders.root, Path("/bin/busybox"))
     config = _containerd_config(folders)
@@ -179,7 +185,7 @@ def specs(
             str(programs["kubelet"]),
             f"--config={folders.root / 'kubelet.yaml'}",
             f"--kubeconfig={kubeconfig}",
-            f"--root-dir={folders.root / 'kubelet'}",
+            f"--root-dir={folders.kubelet}",
             f"--hostname-override={options.node_name}",
             f"--node-ip={address}",
         ),

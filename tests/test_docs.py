@@ -37,9 +37,15 @@ from crds.gpuworkload import (
     Toleration,
 )
 from crds.gpuworkload_status import GPUWorkloadStatus, Recommendation
+from crds.kernelcache import TritonKernelCacheClusterSpec, TritonKernelCacheSpec
 from crds.kernelcachepolicy import KernelCachePolicySpec
 from crds.settings import SETTINGS_KEY, SETTINGS_NAME, SETTINGS_NAMESPACE, Settings
+from images.reference import Reference
+from images.refused import Reason as RefusedReason
 from planning import strategies
+from planning.caches.hits import Reason as HitReason
+from planning.caches.trust import Reason as TrustReason
+from planning.caches.volumes import ATTRIBUTES, DRIVER, VolumeRequest, volume_request
 from planning.model import Ledger
 from planning.naming import STRATEGY_ANNOTATION
 
@@ -191,13 +197,17 @@ def test_options_that_stand_alone_exist_somewhere(page: Path) -> None:
 # --- YAML ----------------------------------------------------------------------------------------------------------
 
 
+_OF_THE_POD = tuple(f"csi.storage.k8s.io/{each}" for each in ("ephemeral", "pod.uid", "pod.namespace", "pod.name"))
+
+
 def documents() -> Iterator[tuple[str, dict[str, Any]]]:
     for page in PAGES:
         for language, block in _FENCE.findall(read(page)):
             if language == "yaml":
                 for number, document in enumerate(yaml.safe_load_all(block)):
                     yield f"{named(page)}: {document['kind']} {document['metadata']['name']} ({number})", document
-    for file in sorted((ROOT / "examples").glob("*.yaml")):
+    examples = ROOT / "examples"
+    for file in sorted([*examples.glob("*.yaml"), *(examples / "kernelcache").glob("*.yaml")]):
         for number, document in enumerate(yaml.safe_load_all(read(file))):
             yield f"{named(file)}: {document['kind']} {document['metadata']['name']} ({number})", document
 
@@ -219,6 +229,25 @@ def test_examples_are_valid(where: str, document: dict[str, Any]) -> None:
             assert document["apiVersion"] == "gpu.warp.dev/v1alpha1"
             reservation, refused = GPUReservationSpec.parse(document["spec"])
             assert reservation is not None, refused
+        case "TritonKernelCache" | "TritonKernelCacheCluster" as kind:
+            assert document["apiVersion"] == "tkm.io/v1alpha1"
+            model = TritonKernelCacheSpec if kind == "TritonKernelCache" else TritonKernelCacheClusterSpec
+            cache, refused = model.parse(document["spec"])
+            assert cache is not None, refused
+            Reference.parse(cache.oci_image.image)
+        case "Pod":
+            mounted = {
+                each["name"]: each["mountPath"]
+                for container in document["spec"]["containers"]
+                for each in container.get("volumeMounts", ())
+            }
+            for volume in document["spec"].get("volumes", ()):
+                assert volume["csi"]["driver"] == DRIVER
+                attributes = volume["csi"]["volumeAttributes"]
+                told = dict(zip(_OF_THE_POD, ("true", "u", metadata["namespace"], metadata["name"]), strict=True))
+                request = volume_request({**attributes, **told}, volume["csi"].get("readOnly", False))
+                assert isinstance(request, VolumeRequest), request
+                assert request.mount_path in ("", mounted[volume["name"]])
         case "KernelCachePolicy":
             from images.signatures.keys import load_public_key
 
@@ -416,6 +445,45 @@ def test_every_end_of_an_order_and_every_event_of_it_is_told() -> None:
         assert f"`{event}`" in events, event
 
 
+# --- docs/kernelcaches.md ------------------------------------------------------------------------------------------
+
+CACHES = ROOT / "docs" / "kernelcaches.md"
+# Values of other fields than a condition's reason, and conditions themselves.
+_NO_CACHE_REASON = {
+    "Error", "Outdated", "False", "True", "Unknown", "Always", "Never", "Pending", "Failed", "Normal", "Warning",
+    "Prepare", "Changed", "Deleted", "OnTagChange", "NodeKernelCache",
+}  # fmt: skip
+
+
+def cache_reasons() -> set[str]:
+    """What the conditions of a cache and of its nodes may give as reasons."""
+    modules = [*(ROOT / "nodeworkers" / "caches").glob("*.py")]
+    modules += [ROOT / "planning/caches/status.py", ROOT / "activities/kernel_caches.py", ROOT / "activities/trust.py"]
+    found = {*get_args(TrustReason), *get_args(HitReason), *get_args(RefusedReason)}
+    for module in modules:
+        for node in ast.walk(ast.parse(module.read_text())):
+            text = node.value if isinstance(node, ast.Constant) else None
+            if isinstance(text, str) and re.fullmatch(r"(API)?([A-Z][a-z]+)+", text):
+                found.add(text)
+    return found - _NO_CACHE_REASON
+
+
+def test_every_reason_of_a_cache_is_told() -> None:
+    text = read(CACHES)
+    assert {"APIServerAway", "RolledBack", "NotOnNode"} <= cache_reasons(), "the search for reasons has become blind"
+    missing = {reason for reason in cache_reasons() if f"`{reason}`" not in text}
+    assert not missing, f"docs/kernelcaches.md does not mention {sorted(missing)}"
+
+
+def test_the_nodes_options_and_attributes_are_all_told() -> None:
+    section = re.split(r"^## On a node$", read(CACHES), flags=re.MULTILINE)[1]
+    told = dict(re.findall(r"^\| `(--[a-z-]+)` \| (.*?) \|", section, re.MULTILINE))
+    everywhere = {"--help", *(commands()["worker"] - {"--make-current"})}
+    assert set(told) == commands()["node"] - everywhere
+    attributes = re.split(r"^\| attribute \|", read(CACHES), flags=re.MULTILINE)[1].split("\n\n")[0]
+    assert set(re.findall(r"^\| `([\w-]+)` \|", attributes, re.MULTILINE)) == set(ATTRIBUTES)
+
+
 # --- docs/architecture.md ------------------------------------------------------------------------------------------
 
 
@@ -487,6 +555,7 @@ def handlers() -> dict[str, set[str]]:
 def test_lines_for_the_temporal_cli_name_what_exists(page: Path) -> None:
     from activities.messages import placement_id, provisioning_id, workload_id
     from activities.signatures import TASK_QUEUE
+    from planning.caches.orders import cache_id, node_id
 
     for line in code(read(page)):
         called = words(line)
@@ -500,7 +569,8 @@ def test_lines_for_the_temporal_cli_name_what_exists(page: Path) -> None:
         if "--input" in options:
             json.loads(options["--input"])
         if "--workflow-id" in options:
-            assert options["--workflow-id"].startswith((workload_id(""), placement_id(""), provisioning_id(""))), line
+            ids = (workload_id(""), placement_id(""), provisioning_id(""), cache_id(""), node_id(""))
+            assert options["--workflow-id"].startswith(ids), line
         if "--task-queue" in options:
             assert options["--task-queue"] == TASK_QUEUE, line
 

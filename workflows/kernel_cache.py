@@ -1,12 +1,13 @@
 """KernelCache: one kernel cache on all its nodes, from the object's creation until the last node has let go of it.
 
 Every look is one local activity that reads, asks the registry what a tag stands for, decides (planning.caches.rollout),
-sends orders to the workflows of nodes and shows the status. What nodes answer comes as signals. Between looks this
-waits: a cache that is ready everywhere costs nothing.
+sends orders to the workflows of nodes and shows the status. What nodes answer comes as signals, and good answers wait a
+moment for company. Between looks this waits: a cache that is ready everywhere costs nothing.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import timedelta
 
 from temporalio import workflow
@@ -23,6 +24,11 @@ from workflows.placement import newest
 LOCAL_RETRY = timedelta(seconds=4)
 PATIENCE = timedelta(hours=1)
 RETRY = RetryPolicy(initial_interval=timedelta(milliseconds=200), maximum_interval=timedelta(seconds=30))
+# A node that is done changes numbers, or makes room for the next: such answers are looked at once they are a quarter as
+# many as those that are still awaited, or after so long. A change of these, as of any wait, needs a patch marker.
+GOOD = ("ready", "incompatible", "removed")
+AWAITED_FOR_EACH = 4
+COMPANY = timedelta(seconds=5)
 
 
 @workflow.defn(name="KernelCache", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
@@ -33,6 +39,7 @@ class KernelCache:
         self._poked = False
         self._looking = False
         self._early: list[Report] = []
+        self._heard = 0  # good answers since the last look
         self._phase = ""
 
     @workflow.signal(description="Something changed that may concern this cache: look again")
@@ -50,8 +57,13 @@ class KernelCache:
 
     def _hear(self, report: Report) -> None:
         after = reported(self._state.rollout, report)
-        self._poked |= after is not self._state.rollout
+        if after is self._state.rollout:
+            return
         self._state.rollout = after
+        if report.outcome in GOOD:
+            self._heard += 1
+        else:
+            self._poked = True
 
     @workflow.signal(description="A node's hardware or store is another: have it check the cache anew")
     def recheck(self, node: str) -> None:
@@ -78,7 +90,7 @@ class KernelCache:
             await self._sleep(looked.within)
 
     async def _look(self) -> CacheLooked:
-        self._poked = False
+        self._poked, self._heard = False, 0
         # What is heard during the look is not what it knew: a node that changes again meanwhile is told again.
         rechecked, self._state.rechecked = sorted(self._state.rechecked), []
         told: set[str] = set()
@@ -107,10 +119,16 @@ class KernelCache:
         return looked
 
     async def _sleep(self, seconds: float | None) -> None:
-        try:
-            await workflow.wait_condition(lambda: self._poked, timeout=seconds, timeout_summary="look again")
-        except TimeoutError:
-            return
+        with suppress(TimeoutError):
+            await workflow.wait_condition(
+                lambda: self._poked or self._heard > 0, timeout=seconds, timeout_summary="look again"
+            )
+            await workflow.wait_condition(lambda: self._enough, timeout=COMPANY, timeout_summary="more answers")
+
+    @property
+    def _enough(self) -> bool:
+        awaited = sum(member.outcome == "" for member in self._state.rollout.members.values())
+        return self._poked or self._heard * AWAITED_FOR_EACH >= awaited
 
     def _show(self, looked: CacheLooked) -> None:
         if looked.phase != self._phase:

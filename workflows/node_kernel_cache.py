@@ -18,9 +18,9 @@ from activities.cache_signatures import TELL_CACHE, NodeCacheState, TellCache
 from planning.backoff import delay
 from planning.caches.orders import PREPARE, REMOVE, SUPERSEDED, NodeOrder, NodeTask, Report, node_queue
 
-# A node may be away for as long as it likes; one that is at work says so every few seconds.
+# A node may be away for as long as it likes; one that is at work says so every five seconds, and is asked anew if not.
 WORK = timedelta(hours=2)
-HEARTBEAT = timedelta(seconds=60)
+HEARTBEAT = timedelta(seconds=20)
 SOONEST = 1.0  # seconds until a node is asked again, whatever it says
 LATER = 30.0  # and where it did not say
 RETRY = RetryPolicy(

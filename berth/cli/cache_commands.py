@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json as json_format
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from berth.cli import cache_signatures, cache_transfer
-from berth.cli.stack_commands import errors_for_people
+from berth.cli.cache_transfer import refusals_for_people
 
 if TYPE_CHECKING:
     from planning.caches.compatibility import Target
@@ -26,21 +24,6 @@ def register(app: typer.Typer) -> None:
     cache_transfer.register(group)
     cache_signatures.register(group)
     app.add_typer(group, name="cache")
-
-
-@contextmanager
-def refusals_for_people() -> Iterator[None]:
-    """Prints what was refused as a message to a person, and ends with code 1."""
-    from images.refused import Refused
-    from stack.errors import StackError
-
-    with errors_for_people():
-        try:
-            yield
-        except Refused as refused:
-            raise StackError(str(refused)) from None
-        except OSError as error:
-            raise StackError(f"{error.strerror}: {error.filename}" if error.filename else str(error)) from None
 
 
 def build(
@@ -97,6 +80,9 @@ def build(
 
 def inspect(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="An OCI layout folder.")],
+    image: Annotated[
+        str | None, typer.Option("--image", metavar="NAME", help="Of several in it: by its tag there, or its digest.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
 ) -> None:
     """What cache images say, what really lies in them, and what differs. Code 1 if a node would refuse one."""
@@ -106,7 +92,7 @@ def inspect(
     from images.inspection import inspect as look
 
     with refusals_for_people():
-        found = asyncio.run(look(folder))
+        found = asyncio.run(look(folder, image))
     if json:
         typer.echo(json_format.dumps([inspected_as_json(each) for each in found], indent=2))
     else:

@@ -19,10 +19,9 @@ from berth.cli.cache_transfer import (
     Mirrors,
     Named,
     credentials_of,
-    refusals_told,
+    refusals_for_people,
     settings_of,
 )
-from berth.cli.stack_commands import errors_for_people
 
 if TYPE_CHECKING:
     from planning.caches.trust import Findings, Verdict
@@ -70,7 +69,7 @@ def sign(
             await registry.push_manifest(beside, made.manifest, OCI_MANIFEST)
             return image
 
-    with errors_for_people(), refusals_told():
+    with refusals_for_people():
         named = Reference.parse(reference)
         settings, found = settings_of(authority, insecure, None), credentials_of(credentials)
         password = os.environ.get(PASSWORD)
@@ -132,7 +131,7 @@ def verify(
                 repository, image.digest, wanted.policies, roots, time.time(), seed=secrets.randbits(64)
             )
 
-    with errors_for_people(), refusals_told():
+    with refusals_for_people():
         named = Reference.parse(reference)
         settings, found = settings_of(authority, insecure, mirror), credentials_of(credentials)
         demanded = [*given.from_files(policy or ()), *given.of_keys(key or ())]

@@ -97,7 +97,7 @@ def _run(
         async with Registry(settings, found) as registry:
             return await work(registry, named)
 
-    with errors_for_people(), refusals_told():
+    with refusals_for_people():
         named = Reference.parse(reference)
         settings = settings_of(authority, insecure, mirrors)
         found = credentials_of(credentials)
@@ -130,16 +130,21 @@ def credentials_of(file: Path | None) -> Credentials:
 
 
 @contextmanager
-def refusals_told() -> Iterator[None]:
-    """Whatever the images' room and the disk refuse, as a message to a person."""
+def refusals_for_people() -> Iterator[None]:
+    """Prints what the images' room, the disk or berth refuses as a message to a person, and ends with code 1."""
     from images.credentials import BadCredentials
     from images.endpoints import BadSettings
     from images.errors import RegistryError
     from images.oci_folder import FolderError
     from images.reference import BadReference
+    from images.refused import Refused
     from stack.errors import StackError
 
-    try:
-        yield
-    except (RegistryError, BadReference, BadSettings, BadCredentials, FolderError, OSError) as error:
-        raise StackError(str(error)) from None
+    with errors_for_people():
+        try:
+            yield
+        except (Refused, RegistryError, BadReference, BadSettings, BadCredentials, FolderError) as error:
+            raise StackError(str(error)) from None
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise StackError(f"{why}: {error.filename}" if error.filename else why) from None

@@ -1,4 +1,4 @@
-"""`berth controller` and `berth worker`: the long-running processes, as the image and the embedded stack start them."""
+"""`berth controller`, `worker` and `node`: the long-running processes, as the image and the stack start them."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ LogLevel = Annotated[str, typer.Option(help="debug, info, warning or error.")]
 def register(app: typer.Typer) -> None:
     app.command()(controller)
     app.command()(worker)
+    app.command()(node)
 
 
 def controller(
@@ -74,3 +75,65 @@ def worker(
         ),
         take_over=make_current,
     )
+
+
+def node(
+    node_name: Annotated[
+        str, typer.Option(envvar="NODE_NAME", help="This node's name in the cluster (the pod's spec.nodeName).")
+    ],
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    temporal_address: Address = None,
+    temporal_namespace: Namespace = None,
+    health_port: HealthPort = 8081,
+    metrics_port: MetricsPort = 8080,
+    bind: Bind = "0.0.0.0",  # noqa: S104  # as above
+    log_level: LogLevel = "info",
+    root: Annotated[
+        Path, typer.Option(help="Folder of the node's ledger, its kernel caches and pods' writable layers.")
+    ] = Path("/var/lib/berth"),
+    kubelet_root: Annotated[Path, typer.Option(help="What the kubelet has as --root-dir, under the same path.")] = Path(
+        "/var/lib/kubelet"
+    ),
+    quota: Annotated[str, typer.Option(help="What kernel caches may take on the disk.")] = "100Gi",
+    upper_limit: Annotated[str, typer.Option(help="What one pod may write into a kernel cache's volume.")] = "4Gi",
+    simulated_gpus: Annotated[
+        str, typer.Option(metavar="TEXT", help="GPUs that are pretended, such as 2xH100; left out: those there are.")
+    ] = "",
+) -> None:
+    """Serve one node: mount kernel caches into its pods, and prepare them as the control plane asks."""
+    from berth.node_process import NodeOptions, run_node
+    from berth.process import ProcessOptions
+    from nodeworkers.hardware.simulated import simulated_gpus as read_gpus
+
+    if simulated_gpus:
+        try:
+            read_gpus(simulated_gpus)
+        except ValueError as wrong:
+            raise typer.BadParameter(str(wrong), param_hint="--simulated-gpus") from None
+    run_node(
+        ProcessOptions(
+            kubeconfig, context, temporal_address, temporal_namespace, health_port, metrics_port, bind, log_level
+        ),
+        NodeOptions(
+            node_name,
+            root.absolute(),
+            kubelet_root.absolute(),
+            _bytes(quota, "--quota"),
+            _bytes(upper_limit, "--upper-limit"),
+            simulated_gpus,
+        ),
+    )
+
+
+def _bytes(text: str, option: str) -> int:
+    """A size as Kubernetes writes it (`100Gi`, `500M`)."""
+    from planning.quantities import quantity
+
+    try:
+        size = int(quantity(text))
+    except ValueError:
+        size = 0
+    if not 0 < size < 2**63:
+        raise typer.BadParameter(f"{text!r} is no size, such as 100Gi or 500M.", param_hint=option)
+    return size

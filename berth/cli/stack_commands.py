@@ -10,11 +10,11 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Annotated
+from typing import IO, Annotated, Protocol
 
 import typer
 from rich.console import Console
@@ -34,8 +34,18 @@ from stack import (
     UpOptions,
 )
 
-ApplicationProcesses = Callable[[Endpoints, UpOptions], list[ProcessSpec]]
-AfterUp = Callable[[Endpoints], None]
+
+class ApplicationProcesses(Protocol):
+    """The processes; `simulated_gpus` are those that the one of the real node pretends to find."""
+
+    def __call__(self, endpoints: Endpoints, options: UpOptions, *, simulated_gpus: str) -> list[ProcessSpec]: ...
+
+
+class AfterUp(Protocol):
+    """Installs the application; `node` is the name of the stack's real node, '' if it has none."""
+
+    def __call__(self, endpoints: Endpoints, *, node: str) -> None: ...
+
 
 Data = Annotated[
     Path | None, typer.Option("--data", help="Data folder; left out: berth/default in the XDG data folder.")
@@ -78,6 +88,9 @@ def register(app: typer.Typer, application_processes: ApplicationProcesses, afte
         real_node: Annotated[
             bool, typer.Option("--real-node", help="Add a real kubelet with containerd (root on Debian).")
         ] = False,
+        simulated_gpus: Annotated[
+            str, typer.Option(help="GPUs that the real node's `berth node` pretends to find, such as 2xH100.")
+        ] = "",
         kubeconfig: Annotated[
             Path | None, typer.Option(help="Use the cluster of this kubeconfig instead of starting one.")
         ] = None,
@@ -119,14 +132,18 @@ def register(app: typer.Typer, application_processes: ApplicationProcesses, afte
                 )
             cluster = ExistingCluster(kubeconfig, context) if kubeconfig or context else None
             options = UpOptions(cluster=cluster, temporal=temporal, real_node=real_node, tools=_tools(tool or []))
+            if simulated_gpus:
+                _check_simulated(simulated_gpus, options)
             stack = Stack(data)
             began = time.monotonic()
             with shown_progress() as progress:
                 endpoints = stack.up(
                     options,
                     progress,
-                    None if services_only else lambda endpoints: application_processes(endpoints, options),
-                    after_up,
+                    None
+                    if services_only
+                    else lambda endpoints: application_processes(endpoints, options, simulated_gpus=simulated_gpus),
+                    lambda endpoints: after_up(endpoints, node=options.node_name if options.has_real_node else ""),
                 )
             _print_endpoints(endpoints)
             Console(highlight=False).print(f"Up in {time.monotonic() - began:.1f} s. End it with `berth down`.")
@@ -181,6 +198,19 @@ def _tools(named: list[str]) -> dict[str, Path]:
             raise StackError(f"--tool {each} is not NAME=PATH.", "Example: --tool etcd=/usr/local/bin/etcd")
         result[name] = Path(path)
     return result
+
+
+def _check_simulated(text: str, options: UpOptions) -> None:
+    from nodeworkers.hardware.simulated import simulated_gpus
+
+    if not options.has_real_node:
+        raise StackError(
+            "--simulated-gpus are those of a real node's `berth node`, and this stack gets none.", "Add --real-node."
+        )
+    try:
+        simulated_gpus(text)
+    except ValueError as wrong:
+        raise StackError(f"--simulated-gpus: {wrong}", "Example: --simulated-gpus 2xH100") from None
 
 
 def _print_status(processes: list[ProcessStatus]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,14 @@ from kube.resources import (
     NAMESPACES,
     NODES,
     PODS,
+    TRITONKERNELCACHENODESTATUSCLUSTERS,
+    TRITONKERNELCACHENODESTATUSES,
     Resource,
 )
 from planning import views
-from planning.model import Defaults, Snapshot
+from planning.caches.preference import caches, mounted
+from planning.caches.warmth import Warm, WarmNodes, cache_use
+from planning.model import Defaults, Snapshot, WorkloadView
 from planning.naming import JOB_SELECTOR, STRATEGY_ANNOTATION
 from planning.profile_status import profile_view
 
@@ -66,12 +71,14 @@ async def collect(kubeconfig: Path | None, context: str | None, namespace: str, 
             kube.list(EVENTS, namespace, field_selector=f"regarding.name={name},regarding.kind=GPUWorkload"),
         )
         profiles = await read(GPUMODELPROFILES)
+        wanted = tuple(views.workload_view(raw) for raw in workloads)
+        warm = await _warm(kube, wanted)
     snapshot = Snapshot(
         now=time.time(),
         nodes=tuple(views.node_view(raw, settings.gpu_resource) for raw in nodes),
         pods=tuple(pod for raw in pods if (pod := views.pod_view(raw, settings.gpu_resource)) is not None),
         jobs=tuple(job for raw in jobs if (job := views.job_view(raw, settings.gpu_resource)) is not None),
-        workloads=tuple(views.workload_view(raw) for raw in workloads),
+        workloads=wanted,
         defaults=Defaults(
             settings.default_strategy,
             {
@@ -83,8 +90,13 @@ async def collect(kubeconfig: Path | None, context: str | None, namespace: str, 
         quotas=tuple(views.quota_view(raw) for raw in quotas or ()),
         reservations=tuple(views.reservation_view(raw) for raw in reservations or ()),
         profiles=tuple(profile for raw in profiles if (profile := profile_view(raw)) is not None),
+        warm=warm or {},
     )
-    for kind, found in (("GPUQuotas", quotas), ("GPUReservations", reservations)):
+    for kind, found in (
+        ("GPUQuotas", quotas),
+        ("GPUReservations", reservations),
+        ("the kernel caches' node statuses", warm),
+    ):
         if found is None:
             assumed = "; ".join(filter(None, (assumed, f"you may not read {kind}: they are left out")))
     return Collected(snapshot, settings, sorted(events[0], key=happened)[-_EVENTS:], assumed)
@@ -104,6 +116,32 @@ async def _granted(kube: KubeClient, kind: Resource) -> list[dict[str, Any]] | N
         return []  # an installation from before there were any
     except AccessDenied:
         return None
+
+
+async def _warm(kube: KubeClient, workloads: Iterable[WorkloadView]) -> Warm | None:
+    """Where the caches are Ready that workloads without an end mount; None if that may not be read. There may be very
+    many, so they are read a page at a time, and only in namespaces where somebody asks.
+    """
+    asked = {
+        cache
+        for view in workloads
+        if view.spec is not None and not view.finished
+        for cache in caches(mounted(view.spec), view.namespace)
+    }
+    found = WarmNodes()
+    for namespace in sorted({namespace for namespace, _ in asked}):
+        kind = TRITONKERNELCACHENODESTATUSES if namespace else TRITONKERNELCACHENODESTATUSCLUSTERS
+        try:
+            async for page, _ in kube.list_pages(kind, namespace or None):
+                for raw in page:
+                    use = cache_use(raw)
+                    if use is not None and (use.namespace, use.cache) in asked:
+                        found.change(None, use)
+        except NotFound:
+            continue  # an installation from before there were any
+        except AccessDenied:
+            return None
+    return found.now()
 
 
 async def read_settings(kube: KubeClient) -> tuple[Settings, str]:

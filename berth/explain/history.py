@@ -16,6 +16,7 @@ from temporalio.converter import PayloadConverter
 from activities.messages import Requeue
 from activities.signatures import ARRANGE, CARRY_OUT, DECIDE, FOLLOW, Arranged, CarriedOut, DecideResult, Followed
 from berth.converter import data_converter
+from planning.caches.preference import told
 from planning.model import Assignment, Decision, Places
 from planning.places import on_nodes
 from planning.times import timestamp
@@ -222,6 +223,8 @@ def _placed(place: Assignment) -> str:
     why = f"attempt {place.turn.attempt}, {_retries(place.turn.retries)}, by {place.strategy}"
     if place.resumes is not None:
         why += f"; Job {place.resumes.name} goes on there if the API server lets it"
+    if warm := told(place):
+        why += f"; {warm}"
     if place.backfill is None:
         return why
     until = "it is wanted" if place.backfill == 0 else timestamp(place.backfill)

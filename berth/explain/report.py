@@ -81,6 +81,9 @@ def _queue(told: Explanation, console: Console) -> None:
     least = f", at least {told.least}" if told.least < told.pods else ""
     each = f"{told.pods} pods{least}, each " if told.pods > 1 else ""
     console.print(f"asks for   {each}{_amounts(told.asks)}; strategy {escape(source)}")
+    if told.caches:
+        shown = (f"{name} (Ready on {on or 'no'} node{'s' * (on > 1)})" for name, on in told.caches)
+        console.print(f"caches     {escape(', '.join(shown))}")
     order = "by share of the fleet, then priority and age" if told.quota else "by priority, then age"
     before = ", ".join(told.ahead[-_AHEAD:])
     more = f" and {len(told.ahead) - _AHEAD} more" if len(told.ahead) > _AHEAD else ""
@@ -92,7 +95,8 @@ def _queue(told: Explanation, console: Console) -> None:
         console.print(f"{'           ' if number else 'quota      '}{escape(line)}")
     if told.next_node:
         where = on_nodes(node for node, _ in told.next_places or ((told.next_node, 1),))
-        console.print(f"[green]the next round places it on {escape(where)}, as things are[/]")
+        warm = f"; {told.next_warmth}" if told.next_warmth else ""
+        console.print(f"[green]the next round places it on {escape(where)}, as things are{escape(warm)}[/]")
     elif told.start is not None:
         early, late = told.start
         at = datetime.now().astimezone() + timedelta(seconds=early)
@@ -120,6 +124,7 @@ def _nodes(told: Explanation, console: Console) -> None:
     for heading, right in (("node", 0), ("model", 0), ("free GPUs", 1), ("free CPU", 1), ("free memory", 1), ("", 0)):
         table.add_column(heading, justify="right" if right else "left", no_wrap=bool(heading))
     for node in told.nodes[:_NODES]:
+        warm = f"; {node.warm} of its {len(told.caches)} caches" if told.caches else ""
         rank = f"rank {', '.join(f'{part:g}' for part in node.rank)}" if node.rank else "holds it"
         table.add_row(
             escape(node.name),
@@ -127,7 +132,8 @@ def _nodes(told: Explanation, console: Console) -> None:
             f"{node.free.gpus} of {node.gpus}",
             f"{node.free.cpu_milli / 1000:g}",
             show_amount("memory", node.free),
-            escape(node.why) if node.why else f"[green]{rank}{f'; {node.fits} of its pods' if node.fits else ''}[/]",
+            (escape(node.why) if node.why else f"[green]{rank}{f'; {node.fits} of its pods' if node.fits else ''}[/]")
+            + warm,
         )
     console.print(table)
     if len(told.nodes) > _NODES:

@@ -12,7 +12,6 @@ from typing import Any
 
 import orjson
 
-from crds.gpuworkload import GROUP
 from planning.admission import Installation, Review, checked, filled_in, refusal, warnings
 
 API_VERSION = "admission.k8s.io/v1"
@@ -84,7 +83,7 @@ def _read(body: bytes) -> tuple[str, Review | None]:
         raise Malformed("request.uid must not be empty")
     kind = _object(request, "kind", "request.")
     name, operation = _text(kind, "kind"), _text(request, "operation")
-    if _text(kind, "group") != GROUP or not checked(name) or operation not in ("CREATE", "UPDATE"):
+    if not checked(_text(kind, "group"), name) or operation not in ("CREATE", "UPDATE"):
         return uid, None  # only a configuration that somebody changed asks about it, and it is none of ours
     new = _object(request, "object", "request.")
     old = _object(request, "oldObject", "request.") if operation == "UPDATE" else None

@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from images.descriptor import OCI_CONFIG
+from images.reference import is_digest
 from images.signatures import limits
 from images.signatures.documents import BadSignature, member, read_json, shown
 from images.signatures.envelopes import (
@@ -30,9 +31,8 @@ from images.signatures.envelopes import (
 
 PREDICATE_KEY = "dev.sigstore.bundle.predicateType"
 
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 # What registries that know no artifactType list instead: the type of a manifest's configuration.
-_TELLS_NOTHING = ("", "application/vnd.oci.empty.v1+json", "application/vnd.oci.image.config.v1+json")
+_TELLS_NOTHING = ("", "application/vnd.oci.empty.v1+json", OCI_CONFIG)
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ async def _read(repository: Repository, spot: _Spot) -> Candidate | None:
 
 
 async def _bundle_layer(repository: Repository, listed: Referrer) -> Mapping[str, Any] | None:
-    if not _DIGEST.fullmatch(listed.digest):
+    if not is_digest(listed.digest):
         raise BadSignature("is listed with something that is no digest")
     raw = await repository.manifest(listed.digest)
     if raw is None:
@@ -173,7 +173,7 @@ def _texts(value: Any) -> dict[str, str]:
 
 async def _blob(repository: Repository, descriptor: Mapping[str, Any], limit: int) -> bytes:
     digest, size = descriptor.get("digest"), descriptor.get("size")
-    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+    if not isinstance(digest, str) or not is_digest(digest):
         raise BadSignature("refers to something that is no digest")
     if not isinstance(size, int) or not 0 < size <= limit:
         raise BadSignature(f"has {shown(size)} bytes, and at most {limit} are read")

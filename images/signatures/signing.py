@@ -18,6 +18,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
 
+from images.descriptor import OCI_MANIFEST
 from images.signatures import keys
 from images.signatures.discovery import PREDICATE_KEY
 from images.signatures.envelopes import BUNDLE_TYPE, IN_TOTO, PREDICATE, pae, statement
@@ -101,7 +102,7 @@ def referring(bundle: bytes, media_type: str, digest: str, size: int, created: s
     """The manifest that ties a bundle to an image, given by its descriptor. `created` is a time of RFC 3339."""
     manifest = {
         "schemaVersion": 2,
-        "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "mediaType": OCI_MANIFEST,
         "artifactType": BUNDLE_TYPE,
         "config": {"mediaType": "application/vnd.oci.empty.v1+json", "digest": _digest(_EMPTY), "size": len(_EMPTY)},
         "layers": [{"mediaType": BUNDLE_TYPE, "digest": _digest(bundle), "size": len(bundle)}],

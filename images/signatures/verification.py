@@ -134,7 +134,7 @@ class Verification:
                 return _Asked(check, key=keys.load_public_key(signer.key))
             if signer.keyless is not None:
                 root = self._root((signer.keyless.trusted_root.name, signer.keyless.trusted_root.key))
-                from images.signatures import keyless  # noqa: F401
+                from images.signatures import keyless  # noqa: F401 - loaded while files can still be opened
 
                 _ = root.verifier
                 return _Asked(check, root=root)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +18,7 @@ from nodeworkers.csi.registration import Registration
 from nodeworkers.csi.uppers import Uppers
 from nodeworkers.csi.volumes import Layers, Volumes
 from nodeworkers.ledger import Ledger
+from nodeworkers.listener import lay_out
 from nodeworkers.rpc import csi_pb2, pluginregistration_pb2
 from nodeworkers.sockets import Sockets
 from planning.caches.volumes import DRIVER, UPPER_BYTES
@@ -53,6 +55,7 @@ class Driver:
     ) -> None:
         """`upper_bytes` is the cap of each pod's writable layer."""
         self.uppers = Uppers(places.folder / "volumes", upper_bytes)
+        self._listener = places.folder / "listener"
         self.volumes = Volumes(ledger, layers, self.uppers, places.kubelet_root)
         self.node = Node(self.volumes, node_name)
         self.registration = Registration(places.endpoint)
@@ -77,13 +80,28 @@ class Driver:
         wrong = await asyncio.to_thread(self.uppers.prepare)
         if wrong:
             _log.error("Volumes can be read only on this node: %s.", wrong)
+        try:
+            self.volumes.offered = await asyncio.to_thread(lay_out, self._listener)
+        except OSError as error:
+            _log.error(
+                "Pods cannot report hits and misses on this node: %s cannot be written (%s). Its disk must take "
+                "extended attributes (trusted.*).",
+                self._listener,
+                error.strerror,
+            )
         for sentence in await asyncio.to_thread(self.volumes.sweep):
             _log.warning("After the last run: %s.", sentence)
         await self._sockets.start()
 
     async def watch(self) -> None:
-        """Looks after the sockets until cancelled."""
-        await self._sockets.watch()
+        """Looks after the sockets, and at what pods report, until cancelled."""
+        looking = asyncio.create_task(self.volumes.reports.watch())
+        try:
+            await self._sockets.watch()
+        finally:
+            looking.cancel()
+            with suppress(asyncio.CancelledError):
+                await looking
 
     async def stop(self) -> None:
         """Ends after the calls that are being answered. Mounts stay: pods use them."""

@@ -1,5 +1,6 @@
 """What a pod compiled: the files of a volume's private layer, listed and copied. The pod wrote them, so nothing in
-there is followed, run or trusted: regular files only, counted and bounded.
+there is followed, run or trusted: regular files only, counted and bounded. What berth and the pod tell each other in
+`.berth` is no part of it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from nodeworkers.listener import OURS
 
 DEPTH, ENTRIES = 16, 200_000
 _CHANGED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO)  # the pod goes on working meanwhile
@@ -80,6 +83,8 @@ def _below(folder: int, path: str, depth: int, count: _Count) -> Iterator[tuple[
     for name in sorted(os.listdir(folder)):
         count.entries += 1
         below = f"{path}{name}"
+        if below == OURS:
+            continue
         if count.entries > ENTRIES:
             raise ExportError(f"There are more than {ENTRIES} entries.")
         if not name.isprintable():

@@ -20,9 +20,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from nodeworkers.csi import mounts, targets
 from nodeworkers.csi.mounts import MountPoint
+from nodeworkers.csi.reports import Reports, make_room
 from nodeworkers.csi.targets import Target, TargetError, target_of
 from nodeworkers.csi.uppers import UpperError, Uppers
 from nodeworkers.ledger import Ledger, Mount
+from nodeworkers.listener import OURS
 from planning.caches.volumes import DRIVER, VOLUMES, Admission, Code, Refusal, VolumeRequest, admit
 
 _SOURCE = f"{DRIVER}/"
@@ -56,13 +58,18 @@ class Layers(Protocol):
 
 
 class Volumes:
-    """The volumes of one node. Its methods block; calls for one volume must come one at a time."""
+    """The volumes of one node. Its methods block; calls for one volume must come one at a time.
+
+    `offered` is the layer with berth's own folder, None where there is none; it is set before the first call.
+    """
 
     def __init__(self, ledger: Ledger, layers: Layers, uppers: Uppers, kubelet_root: Path) -> None:
         self.ledger = ledger
         self.layers = layers
         self.uppers = uppers
         self.root = kubelet_root
+        self.reports = Reports(ledger)
+        self.offered: Path | None = None
         self._empty = uppers.folder.parent / "empty"
         unfit = _UNFIT & set(f"{uppers.folder}{kubelet_root}")
         if unfit or not kubelet_root.is_absolute():
@@ -152,9 +159,18 @@ class Volumes:
         for folder in folders:
             if _UNFIT & set(folder) or not os.path.isdir(folder):
                 raise Refused("Internal", f"the store's folder {folder} is not there or has a name that overlays lack.")
+        if self.offered is not None:
+            folders.insert(0, str(self.offered))
+        elif any(os.path.lexists(f"{folder}/{OURS}") for folder in folders):
+            raise Refused(
+                "FailedPrecondition",
+                f"the image of {mount.cache_name} brings a folder {OURS}, which is berth's own, and this node cannot "
+                "lay that above it: build the image without.",
+            )
         flags = mounts.NO_SUID | mounts.NO_DEV  # not noexec: caches hold shared objects that are loaded
         if mount.upper:
             upper, work = self.uppers.create(mount.volume_id, group), self.uppers.work(mount.volume_id)
+            make_room(upper)
             options = f"lowerdir={':'.join(folders)},upperdir={upper},workdir={work},{_OVERLAY}"
         else:
             flags |= mounts.READ_ONLY
@@ -182,6 +198,7 @@ class Volumes:
                 for _ in range(len(self._mounted(volume_id, target))):
                     mounts.unmount(f"/proc/self/fd/{parent.enter_context(target.parent())}/{targets.MOUNT}")
             target.remove()
+            self.reports.read(volume_id)
             self.uppers.remove(volume_id)
         except TargetError as error:
             raise Refused("FailedPrecondition", str(error)) from error

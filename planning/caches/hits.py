@@ -29,10 +29,17 @@ _TRUE, _FALSE = ("on", "true", "1"), ("off", "false", "0")
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What pods that have this digest mounted reported through Triton's own listener."""
+    """What pods that have this digest mounted reported through Triton's own listener: kernels of its that they found,
+    kernels that they compiled, and how long that took them.
+    """
 
     hits: int
     misses: int
+    compile_seconds: float = 0.0
+
+    def __add__(self, other: Seen) -> Seen:
+        seconds = self.compile_seconds + other.compile_seconds
+        return Seen(self.hits + other.hits, self.misses + other.misses, seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +65,9 @@ def predict(packed: Packed, runtime: Runtime, mount_path: str | None, seen: Seen
 
     What pods reported wins over what labels say. A difference that is known wins over whatever is not known.
     """
-    if seen is not None and seen.hits + seen.misses > 0:
-        return _reported(seen)
+    told_by_pods = reported(seen)
+    if told_by_pods is not None:
+        return told_by_pods
     parts = [_triton(packed, runtime), *_ptxas(packed, runtime), _environment(packed, runtime)]
     parts += _path(packed, mount_path)
     differing = next((each for each in parts if each.same is False), None)
@@ -77,8 +85,11 @@ def predict(packed: Packed, runtime: Runtime, mount_path: str | None, seen: Seen
     return Prediction(True, "RuntimeMatches", told or "All that the image tells of its making is what the pods bring.")
 
 
-def _reported(seen: Seen) -> Prediction:
-    total = seen.hits + seen.misses
+def reported(seen: Seen | None) -> Prediction | None:
+    """What pods found themselves; None while none has reported anything."""
+    total = seen.hits + seen.misses if seen is not None else 0
+    if seen is None or not total:
+        return None
     if seen.misses == 0:
         return Prediction(True, "ListenerSawHits", f"Pods found all {total} kernels that they asked for.")
     return Prediction(

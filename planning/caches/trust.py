@@ -2,7 +2,7 @@
 verdict.
 
 For the node and `berth cache verify`. `demand` says before anything is fetched what must be checked; `judge` weighs
-what `images.signatures` then found. Whatever is unknown is refused; docs/kernelcaches.md has the table of all cases.
+what `images.signatures` then found. Whatever is unknown is refused; docs/kernelcaches-trust.md has every case.
 """
 
 from __future__ import annotations

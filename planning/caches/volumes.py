@@ -34,6 +34,9 @@ _mount_path: TypeAdapter[str] = TypeAdapter(MountPath)
 class NodeCache:
     """A cache as it stands on one node. `compatible` is None while nobody has looked; `reason` says why it is not Ready
     or not compatible. New pods get `digest`, which stays the old one while another is being prepared.
+
+    `goal` is the digest as orders have it (an index's, perhaps) whose image on this node is `digest`. `epoch` is that
+    of the newest order begun, `signatures` are the places of signatures that were good at the last check.
     """
 
     uid: str
@@ -49,6 +52,14 @@ class NodeCache:
     reason: str = ""
     last_known_good: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
+    epoch: int = 0
+    goal: str = ""
+    signatures: tuple[str, ...] = ()
+
+    @property
+    def serves(self) -> str:
+        """The digest, as orders have it, that new pods get; '' none."""
+        return self.goal if self.state == "Ready" and self.compatible and self.digest else ""
 
 
 @dataclass(frozen=True, slots=True)

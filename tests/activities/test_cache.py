@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from activities.cache import ByOwner, ClusterCache, Specs
 from kube.reflector import Change
+from planning.caches.warmth import CacheUse
 from planning.model import PodView, Resources
 from planning.views import workload_view
 from tests.planning.builders import job, node, workload
@@ -110,3 +111,17 @@ def test_of_a_tombstone_little_is_kept() -> None:
     assert view.status == {"phase": "Failed", "message": "why"}
     going = workload_view({"metadata": {"uid": "u"}, "spec": SPEC, "status": {**status, "phase": "Running"}})
     assert going.status["jobName"] == "j"
+
+
+async def test_where_kernel_caches_are_ready_a_snapshot_tells_and_keeps() -> None:
+    cache = ClusterCache(cast(Any, None))
+    use = CacheUse("c", "a", "k", "n", True, 0)
+    cache.cache_uses._put("1", 1, use)
+    cache.cluster_cache_uses._put("2", 1, replace(use, cache_uid="d", namespace="", node="o"))
+    before = cache.snapshot()
+    assert before.warm == {("a", "k"): {"n"}, ("", "k"): {"o"}} and cache.uses_of("c") == (use,)
+    cache.cache_uses._put("1", 2, replace(use, pods=2))
+    assert cache.snapshot().warm is before.warm
+    cache.cache_uses._put("1", 3, replace(use, ready=False, pods=2))
+    cache.cluster_cache_uses._remove("2", 3)
+    assert cache.snapshot().warm == {} and len(before.warm) == 2

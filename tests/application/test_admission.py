@@ -18,7 +18,7 @@ import pytest
 from berth.install import FIELD_MANAGER
 from controller.webhooks.keeper import CONFIGURATIONS
 from controller.webhooks.material import SECRET_NAME, SECRET_NAMESPACE
-from crds import gpuquota
+from crds import gpuquota, kernelcache, kernelcachepolicy
 from crds.gpuworkload import API_VERSION, KIND
 from kube.errors import Invalid, KubeError
 from kube.resources import (
@@ -114,6 +114,33 @@ async def test_kubectl_is_told_of_a_circle_of_cohorts(checked: Tenant) -> None:
     finally:
         for name in (p, q):
             await checked.kube.delete(GPUQUOTAS, name)
+
+
+async def test_kubectl_is_told_what_can_never_work_of_kernel_caches(checked: Tenant) -> None:
+    """Nothing is stored: a policy would be about others' caches."""
+
+    async def said(kind: str, spec: dict[str, Any]) -> str:
+        raw = {"apiVersion": kernelcache.API_VERSION, "kind": kind, "metadata": {"name": "door"}, "spec": spec}
+        return await kubectl(checked, "apply", "--dry-run=server", stdin=json.dumps(raw))
+
+    image = "registry.example/team/cache"
+    pinned = {"image": f"{image}@sha256:{'0' * 64}", "pullPolicy": "Never"}
+    denied = 'admission webhook "validate.tkm.io" denied the request: spec.'
+    for kind in (kernelcache.KIND, kernelcache.CLUSTER_KIND):
+        told = await said(kind, {"ociImage": {"image": "team/cache"}})
+        assert f"{denied}ociImage.image: 'team/cache' names no registry" in told
+        assert f"{denied}ociImage.pullPolicy: is Never" in await said(
+            kind, {"ociImage": {"image": image, "pullPolicy": "Never"}}
+        )
+        told = await said(kind, {"ociImage": pinned, "updatePolicy": {"type": "OnTagChange"}})
+        assert "Warning: spec.updatePolicy.type: OnTagChange follows nothing here" in told and "created" in told
+    key = "-----BEGIN PUBLIC KEY-----\ncut\n-----END PUBLIC KEY-----\n"
+    policy = {"images": ["**"], "signers": [{"name": "release", "key": key}]}
+    assert f"{denied}signers[release].key: it is no public key" in await said(kernelcachepolicy.KIND, policy)
+    root = {"issuer": "i", "identity": "x", "trustedRoot": {"name": "sigstore", "key": "trusted_root.json"}}
+    policy = {"images": ["**"], "signers": [{"name": "release", "keyless": root}], "allowSkipping": True}
+    told = await said(kernelcachepolicy.KIND, policy)
+    assert "Warning: spec.allowSkipping: ** fits every image" in told and "created" in told
 
 
 async def test_the_namespaces_strategy_is_written_into_the_spec_and_no_finalizer(checked: Tenant) -> None:

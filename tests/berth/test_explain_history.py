@@ -34,6 +34,7 @@ from planning.model import (
     Turn,
     Verdict,
     Waiting,
+    Warmth,
     Withdrawal,
 )
 
@@ -200,6 +201,10 @@ STOP = Preemption(UID, "ns", "w", "w-0", "j", 1, Turn(1, 0), "preempted: its pla
         (
             Decision(assignments=[place(backfill=0.0)]),
             ("placed", "n", f"attempt 2, 1 retry used, by fgd; {LENT} it is wanted"),
+        ),
+        (
+            Decision(assignments=[place(warmth=Warmth(1, 1, 1))]),
+            ("placed", "n", "attempt 2, 1 retry used, by fgd; its kernel cache is ready there"),
         ),
         (
             Decision(assignments=[place(backfill=60.0)]),

@@ -35,7 +35,7 @@ def test_an_installed_berth_finds_its_manifests_and_its_trace(installed: Path) -
         "tritonkernelcacheclusters", "tritonkernelcachenodestatusclusters", "tritonkernelcachenodestatuses",
         "tritonkernelcaches",
     ]  # fmt: skip
-    assert install.manifests("rbac") and install.manifests("policies")
+    assert install.manifests("rbac") and install.manifests("policies") and install.manifests("csi")
     assert trace.default_folder().is_relative_to(installed)
 
 

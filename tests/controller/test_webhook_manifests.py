@@ -12,6 +12,7 @@ from controller.webhooks.material import SECRET_NAME, SECRET_NAMESPACE
 from controller.webhooks.server import READ_SECONDS
 from controller.webhooks.service import DEFAULT, VALIDATE
 from crds.gpuworkload import GROUP, KIND
+from crds.kernelcache import GROUP as CACHES
 from kube.resources import KNOWN
 from planning.admission import checked
 
@@ -22,29 +23,39 @@ PATHS = {"ValidatingWebhookConfiguration": VALIDATE, "MutatingWebhookConfigurati
 @pytest.mark.parametrize("kind", PATHS)
 def test_a_configuration_is_harmless(kind: str) -> None:
     assert FOUND[kind]["metadata"] == {"name": CONFIGURATIONS}
-    (hook,) = FOUND[kind]["webhooks"]
-    assert hook["failurePolicy"] == "Ignore"
-    assert hook["sideEffects"] == "None"
-    assert hook["matchPolicy"] == "Equivalent"
-    assert hook["timeoutSeconds"] == READ_SECONDS
-    assert hook["clientConfig"]["service"]["path"] == PATHS[kind]
-    assert {group for rule in hook["rules"] for group in rule["apiGroups"]} == {GROUP}
-    assert {operation for rule in hook["rules"] for operation in rule["operations"]} <= {"CREATE", "UPDATE"}
+    for hook in FOUND[kind]["webhooks"]:
+        assert hook["failurePolicy"] == "Ignore"
+        assert hook["sideEffects"] == "None"
+        assert hook["matchPolicy"] == "Equivalent"
+        assert hook["timeoutSeconds"] == READ_SECONDS
+        assert hook["clientConfig"]["service"]["path"] == PATHS[kind]
+        (group,) = {group for rule in hook["rules"] for group in rule["apiGroups"]}
+        assert hook["name"].endswith(f".{group}"), "its name stands before every refusal"
+        assert group in (GROUP, CACHES)
+        assert {operation for rule in hook["rules"] for operation in rule["operations"]} <= {"CREATE", "UPDATE"}
+
+
+def test_no_kind_is_asked_about_for_a_write_that_leaves_the_spec_alone() -> None:
+    for hook in FOUND["ValidatingWebhookConfiguration"]["webhooks"]:
+        (condition,) = hook["matchConditions"]
+        assert condition["expression"] == "request.operation == 'CREATE' || object.spec != oldObject.spec"
 
 
 def test_they_ask_about_the_kinds_that_are_checked_or_filled_in_and_no_subresource() -> None:
-    plurals = {resource.plural: resource.kind for resource in KNOWN.values() if resource.group == GROUP}
+    kinds = {(resource.group, resource.plural): resource.kind for resource in KNOWN.values()}
     asked = {
         kind: {
-            plurals[plural]
+            (group, kinds[group, plural])
             for hook in FOUND[kind]["webhooks"]
             for rule in hook["rules"]
+            for group in rule["apiGroups"]
             for plural in rule["resources"]
         }
         for kind in PATHS
     }
-    assert asked["ValidatingWebhookConfiguration"] == {each for each in plurals.values() if checked(each)}
-    assert asked["MutatingWebhookConfiguration"] == {KIND}
+    known = {(group, kind) for (group, _), kind in kinds.items()}
+    assert asked["ValidatingWebhookConfiguration"] == {each for each in known if checked(*each)}
+    assert asked["MutatingWebhookConfiguration"] == {(GROUP, KIND)}
 
 
 def test_the_secret_is_brought_along_empty() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from controller.webhooks.reviews import Answer, fill_in, validate
 from planning.admission import Installation
-from tests.controller.webhook_rig import PLAIN, question
+from tests.controller.webhook_rig import PLAIN, cache_question, question
 
 TEAM = Installation(namespace_strategies={"team-a": "headroom"})
 DEEP = b'{"a":' * 5000 + b"1" + b"}" * 5000
@@ -50,6 +50,38 @@ def test_an_edit_is_held_against_what_was() -> None:
     assert not response(validate(question(bad, PLAIN), TEAM))["allowed"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "bad", "where"),
+    [
+        ("TritonKernelCache", {"ociImage": {"image": "team/cache"}}, "spec.ociImage.image: "),
+        (
+            "TritonKernelCacheCluster",
+            {"ociImage": {"image": "r.example/a", "pullPolicy": "Never"}},
+            "spec.ociImage.pull",
+        ),
+        (
+            "KernelCachePolicy",
+            {"images": ["r.example/*"], "signers": [{"name": "a", "key": "x"}]},
+            "spec.signers[0].key",
+        ),
+    ],
+)
+def test_kernel_caches_and_their_policies_are_refused_in_words(kind: str, bad: dict[str, Any], where: str) -> None:
+    answer = validate(cache_question(bad, kind), TEAM)
+    told = response(answer)
+    assert (told["allowed"], answer.kind, answer.result) == (False, kind, "refused")
+    assert told["status"]["message"].startswith(where)
+    assert response(validate(cache_question(bad, kind, old=bad), TEAM))["allowed"]
+    assert response(fill_in(cache_question(bad, kind), TEAM)) == {"uid": "a-b-c", "allowed": True}
+
+
+def test_a_warning_comes_with_leave() -> None:
+    image = "r.example/a@sha256:" + "0" * 64
+    answer = validate(cache_question({"ociImage": {"image": image}, "updatePolicy": {"type": "OnTagChange"}}), TEAM)
+    (told,) = response(answer)["warnings"]
+    assert told.startswith("spec.updatePolicy.type: OnTagChange follows nothing")
+
+
 def test_what_is_filled_in_is_a_patch() -> None:
     answer = fill_in(question(), TEAM)
     told = response(answer)
@@ -64,6 +96,9 @@ def test_what_is_filled_in_is_a_patch() -> None:
     [
         {"kind": {"group": "", "version": "v1", "kind": "ConfigMap"}, "object": "anything"},
         {"kind": {"group": "gpu.warp.dev", "version": "v1", "kind": "Other"}, "object": None},
+        {"kind": {"group": "gpu.warp.dev", "version": "v1", "kind": "TritonKernelCache"}, "object": None},
+        {"kind": {"group": "tkm.io", "version": "v1", "kind": "GPUWorkload"}, "object": None},
+        {"kind": {"group": "tkm.io", "version": "v1", "kind": "TritonKernelCacheNodeStatus"}, "object": None},
         {"operation": "DELETE", "object": None},
         {"operation": "CONNECT"},
     ],

@@ -51,6 +51,11 @@ def reservation_question(name: str, spec: object) -> bytes:
     return question(kind=kind, namespace="", object={"metadata": {"name": name}, "spec": spec})
 
 
+def cache_question(spec: object, kind: str = "TritonKernelCache", group: str = "tkm.io", old: object = None) -> bytes:
+    namespace = "team-a" if kind == "TritonKernelCache" else ""
+    return question(spec, old, kind={"group": group, "version": "v1alpha1", "kind": kind}, namespace=namespace)
+
+
 def fresh(*hosts: str, now: float | None = None) -> Material:
     return made(Step.BEGIN, Material(), hosts or (HOST,), time.time() if now is None else now)
 

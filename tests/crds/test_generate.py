@@ -77,6 +77,7 @@ def test_every_field_but_four_is_fixed_after_the_first_job() -> None:
         ("gpuworkloads", ["Model", "GPUs", "Strategy", "Phase", "Node", "Retries", "Age"]),
         ("gpuquotas", ["Cohort", "GPUs", "Used", "Borrowed", "Waiting", "Share", "Valid", "Age"]),
         ("gpureservations", ["Start", "End", "GPUs", "Reserved", "Used", "Lent", "Waiting", "Phase", "Age"]),
+        ("kernelcachepolicies", ["Images", "Signers", "Skipping", "Age"]),
         ("gpumodelprofiles", ["Model", "Runs", "P50", "P90", "Active GPUs", "Peak memory", "Age"]),
     ],
 )
@@ -85,3 +86,12 @@ def test_columns(plural: str, columns: list[str]) -> None:
     assert [
         column["name"] for column in version(kind)["additionalPrinterColumns"] if not column.get("priority")
     ] == columns
+
+
+@EVERY
+def test_there_is_a_status_only_where_somebody_writes_it(definition: Definition) -> None:
+    found, properties = version(definition), version(definition)["schema"]["openAPIV3Schema"]["properties"]
+    reported = definition.plural != "kernelcachepolicies"
+    assert ("subresources" in found, "status" in properties) == (reported, reported)
+    shown = [column["jsonPath"] for column in found["additionalPrinterColumns"]]
+    assert reported or not [path for path in shown if path.startswith(".status")]

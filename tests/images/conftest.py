@@ -1,22 +1,27 @@
-"""Real registries: go-containerregistry's, with the referrers API and without, each on a free port."""
+"""Registries: one in this process that misbehaves where a test tells it to, and real ones, go-containerregistry's, with
+the referrers API and without, each on a free port.
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from images.endpoints import Settings
 from images.reference import Reference
+from images.registry import Registry
 from stack import Lines, StackError
 from stack.pki import Pair
 from stack.proc import die_with_parent
 from stack.tools import Toolbox
+from tests.images import hostile
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,18 @@ class RealRegistry:
         return Reference.parse(f"{self.host}/{rest}")
 
 
-Start = Callable[..., RealRegistry]
+@pytest_asyncio.fixture
+async def server() -> AsyncIterator[hostile.Registry]:
+    """An empty one."""
+    async with hostile.Registry() as server:
+        yield server
+
+
+@pytest_asyncio.fixture
+async def registry(server: hostile.Registry) -> AsyncIterator[Registry]:
+    """The client under test, which reaches `server`."""
+    async with Registry(server.settings) as registry:
+        yield registry
 
 
 @pytest.fixture(scope="session")

@@ -12,14 +12,11 @@ from types import TracebackType
 import orjson
 from aiohttp import web
 
-from images.descriptor import OCI_MANIFEST, Descriptor
+from images.descriptor import OCI_CONFIG, OCI_LAYER, OCI_MANIFEST, Descriptor
 from images.endpoints import Settings, Timeouts
 from images.reference import Reference
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar+gzip"
-CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
 
 IMPATIENT = Timeouts(connect=2.0, silence=0.4, answer=2.0, patience=1.5)
 """Tests wait for misbehaviour, so it must not take long to be called that."""
@@ -29,7 +26,7 @@ def sha256(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
-def descriptor(data: bytes, media_type: str = LAYER_TYPE) -> Descriptor:
+def descriptor(data: bytes, media_type: str = OCI_LAYER) -> Descriptor:
     return Descriptor(media_type, sha256(data), len(data))
 
 
@@ -47,7 +44,7 @@ class Image:
         document = {
             "schemaVersion": 2,
             "mediaType": OCI_MANIFEST,
-            "config": descriptor(self.config, CONFIG_TYPE).as_json(),
+            "config": descriptor(self.config, OCI_CONFIG).as_json(),
             "layers": [descriptor(layer).as_json() for layer in self.layers],
         }
         if self.subject is not None:

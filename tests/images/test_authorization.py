@@ -7,11 +7,9 @@ import base64
 import json
 import logging
 import traceback
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
-import pytest_asyncio
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,12 +24,6 @@ from tests.images.hostile import an_image, answering
 
 SECRET = "hunter2-of-all-places"
 TOKEN = "token-that-nobody-may-see"
-
-
-@pytest_asyncio.fixture
-async def server() -> AsyncIterator[hostile.Registry]:
-    async with hostile.Registry() as server:
-        yield server
 
 
 def credentials(*keys: str, identity_token: str = "") -> Credentials:

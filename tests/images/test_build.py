@@ -13,6 +13,7 @@ import pytest
 
 from images import layout
 from images.build import Said, build, read
+from images.descriptor import OCI_INDEX
 from images.folder import REF_NAME, Folder
 from images.refused import Refused
 from planning.caches import limits
@@ -113,7 +114,7 @@ def test_an_index_has_an_image_for_each_gpu(tmp_path: Path) -> None:
         assert f"io.triton.cache/{own.name}/add.json" in inside and f"io.triton.cache/{helper.name}" in inside
         assert not [each for each in inside if other.name in each]
     top = json.loads((tmp_path / "out" / "index.json").read_text())["manifests"][0]
-    assert top["annotations"] == {REF_NAME: "v1"} and top["mediaType"] == layout.INDEX
+    assert top["annotations"] == {REF_NAME: "v1"} and top["mediaType"] == OCI_INDEX
 
 
 def test_without_an_index_one_image_names_all(tmp_path: Path) -> None:

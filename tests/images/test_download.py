@@ -9,17 +9,15 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 from aiohttp import web
 
 from images.descriptor import Descriptor
 from images.errors import RegistryError
-from images.registry import Registry
+from images.registry import Registry, side_by_side
 from tests.images import hostile
 from tests.images.hostile import IMPATIENT, an_image, answering, cutting, descriptor, endless
 
@@ -28,17 +26,10 @@ BLOB = IMAGE.layers[0]
 LAYER = descriptor(BLOB)
 
 
-@pytest_asyncio.fixture
-async def server() -> AsyncIterator[hostile.Registry]:
-    async with hostile.Registry() as server:
-        server.has(IMAGE)
-        yield server
-
-
-@pytest_asyncio.fixture
-async def registry(server: hostile.Registry) -> AsyncIterator[Registry]:
-    async with Registry(server.settings) as registry:
-        yield registry
+@pytest.fixture
+def server(server: hostile.Registry) -> hostile.Registry:
+    server.has(IMAGE)
+    return server
 
 
 async def failing(registry: Registry, server: hostile.Registry, into: Path, blob: Descriptor = LAYER) -> RegistryError:
@@ -265,6 +256,25 @@ async def test_one_of_several_that_fails_ends_all(registry: Registry, server: ho
     assert caught.value.kind == "not_found" and time.monotonic() - started < 5
 
 
+async def test_what_goes_on_side_by_side_has_ended_when_one_failed() -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def work(first: bool) -> None:
+        if first:
+            await begun.wait()
+            raise LookupError
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended.set()
+
+    with pytest.raises(LookupError):
+        await side_by_side((True, False), work)
+    assert ended.is_set()
+
+
 async def test_two_processes_do_not_write_into_one_file(
     registry: Registry, server: hostile.Registry, tmp_path: Path
 ) -> None:
@@ -307,7 +317,7 @@ from pathlib import Path
 from images.descriptor import Descriptor
 from images.endpoints import Settings
 from images.reference import Reference
-from images.registry import Registry
+from images.registry import Registry, side_by_side
 async def main(host, digest, size, into):
     async with Registry(Settings(insecure=frozenset({host}))) as registry:
         await registry.blob(Reference.parse(f"{host}/team/cache:v1"), Descriptor("a/b", digest, int(size)), Path(into))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 
 from images import layout
 from images.build import Said, build, read
-from images.folder import Folder, descriptor
+from images.descriptor import OCI_CONFIG, OCI_LAYER, OCI_MANIFEST, Descriptor
+from images.folder import REF_NAME, Folder
 from images.inspection import Inspected, inspect
 from images.refused import Refused
 from planning.caches import labels
@@ -24,13 +26,13 @@ def looked(path: Path) -> tuple[Inspected, ...]:
     return asyncio.run(inspect(path))
 
 
-def handmade(path: Path, body: bytes, told: dict[str, str], media_type: str = layout.LAYER) -> Folder:
+def handmade(path: Path, body: bytes, told: dict[str, str], media_type: str = OCI_LAYER) -> Folder:
     """An image as somebody else's tool would make it."""
     folder = Folder.create(path)
-    config = folder.add_json({"config": {"Labels": told}}, layout.CONFIG)
+    config = folder.add_json({"config": {"Labels": told}}, OCI_CONFIG)
     blob = folder.add(body, media_type)
-    manifest = {"schemaVersion": 2, "config": descriptor(config), "layers": [descriptor(blob)]}
-    folder.name(folder.add_json(manifest, layout.MANIFEST), None)
+    manifest = {"schemaVersion": 2, "config": config.as_json(), "layers": [blob.as_json()]}
+    folder.name(folder.add_json(manifest, OCI_MANIFEST), None)
     return folder
 
 
@@ -98,20 +100,22 @@ def test_blobs_that_are_not_what_they_are_called(tmp_path: Path) -> None:
         looked(tmp_path / "image")
 
 
-def pointing(digest: str) -> bytes:
+def pointing(digest: str, media_type: str = OCI_MANIFEST) -> bytes:
     """An index.json."""
-    return json.dumps({"manifests": [{"mediaType": layout.MANIFEST, "digest": digest, "size": 1}]}).encode()
+    return json.dumps({"manifests": [{"mediaType": media_type, "digest": digest, "size": 1}]}).encode()
 
 
 @pytest.mark.parametrize(
     ("index", "words"),
     [
         (None, "is no OCI layout folder"),
-        (b"{", "is no JSON"),
-        (b"[]", "exactly one image"),
-        (b'{"manifests":[]}', "exactly one image"),
-        (b'{"manifests":[{"mediaType":"x","digest":"sha256:0","size":1}]}', "neither an image nor an index"),
-        (pointing("../x"), "no digest"),
+        (b"{", "index.json: the manifest is not JSON"),
+        (b"[]", "index.json: the manifest is not an object"),
+        (b" " * (4 * 2**20 + 1), "index.json has more than"),
+        (b'{"manifests":[]}', "index.json names no image"),
+        (b'{"manifests":[{"mediaType":"x","digest":"sha256:0","size":1}]}', "manifests.0..mediaType: must be"),
+        (pointing("../x"), "manifests.0..digest: must be"),
+        (pointing("sha256:" + "0" * 64, "a/b"), "neither an image nor an index"),
         (pointing("sha256:" + "0" * 64), "lacks manifest"),
     ],
 )  # fmt: skip
@@ -120,3 +124,29 @@ def test_folders_that_are_no_images(tmp_path: Path, index: bytes | None, words: 
         (tmp_path / "index.json").write_bytes(index)
     with pytest.raises(Refused, match=words):
         looked(tmp_path)
+
+
+def test_of_several_images_one_says_which(tmp_path: Path) -> None:
+    """As `pull` puts them beside each other."""
+    told = summary(backend="cuda", arch="90", warp_size=32)
+    folder = handmade(tmp_path, layer(member(b"io.triton.cache/", b"")), told)
+    first = folder.top()
+    other = folder.add_json(
+        json.loads(folder.read(first.digest, 2**20, "manifest")) | {"annotations": {}}, OCI_MANIFEST
+    )
+
+    def holding(*entries: tuple[Descriptor, str]) -> None:
+        named = [replace(each, annotations={REF_NAME: tag} if tag else {}).as_json() for each, tag in entries]
+        (tmp_path / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": named}))
+
+    holding((first, "v1"), (other, "v2"))
+    assert [folder.top(wanted).digest for wanted in ("v1", other.digest)] == [first.digest, other.digest]
+    holding((first, "v1"), (first, "latest"))
+    assert folder.top().digest == folder.top("latest").digest == first.digest, "one image under two tags"
+    holding((first, "v1"), (other, ""))
+    with pytest.raises(Refused, match=f"names 'v1', '{other.digest}'; say which one with --image"):
+        looked(tmp_path)
+    with pytest.raises(Refused, match="and nothing that is called 'v3'"):
+        asyncio.run(inspect(tmp_path, "v3"))
+    (found,) = asyncio.run(inspect(tmp_path, other.digest))
+    assert found.digest == other.digest

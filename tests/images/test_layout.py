@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from images import layout
+from images.descriptor import DOCKER_LAYER, MANIFESTS, OCI_CONFIG, OCI_INDEX, OCI_LAYER, OCI_MANIFEST
 from images.layout import image_for, is_index, read_image, read_index, read_manifest
 from images.refused import Refused
 from planning.caches import labels, limits
@@ -17,17 +17,15 @@ from planning.caches.compatibility import Target
 from tests.images.archives import short
 
 DIGEST = "sha256:" + "a" * 64
-OCI = layout.LAYER
-DOCKER = "application/vnd.docker.image.rootfs.diff.tar.gzip"
 SUMMARY = json.dumps({"targets": [{"backend": "cuda", "arch": "90", "warp_size": 32}]})
 
 
-def blob(media_type: str = OCI, size: object = 100, digest: object = DIGEST) -> dict[str, object]:
+def blob(media_type: str = OCI_LAYER, size: object = 100, digest: object = DIGEST) -> dict[str, object]:
     return {"mediaType": media_type, "digest": digest, "size": size}
 
 
 def manifest(*layers: object, config: object = None, **more: object) -> bytes:
-    return json.dumps({"schemaVersion": 2, "config": config or blob(layout.CONFIG), "layers": layers, **more}).encode()
+    return json.dumps({"schemaVersion": 2, "config": config or blob(OCI_CONFIG), "layers": layers, **more}).encode()
 
 
 def config(**told: str) -> bytes:
@@ -38,8 +36,8 @@ TRITON = json.dumps({"config": {"Labels": {labels.summary("triton"): SUMMARY}}})
 VLLM = json.dumps({"config": {"Labels": {labels.summary("vllm"): SUMMARY}}}).encode()
 
 
-@pytest.mark.parametrize("media_type", [OCI, DOCKER])
-@pytest.mark.parametrize("top", layout.MANIFESTS)
+@pytest.mark.parametrize("media_type", [OCI_LAYER, DOCKER_LAYER])
+@pytest.mark.parametrize("top", MANIFESTS)
 def test_the_ordinary_layout_whatever_media_type_the_manifest_has(media_type: str, top: str) -> None:
     found = read_image(read_manifest(manifest(blob(media_type), mediaType=top)), TRITON)
     assert (found.variant, found.kind, found.packed.targets) == ("compat", "triton", (Target("cuda", "90", 32),))
@@ -83,7 +81,7 @@ def test_the_older_layout_has_one_layer_and_agrees_with_its_labels() -> None:
         (manifest(blob(digest="sha256:../../x")), "Malformed", "no mediaType and digest"),
         (manifest(blob(digest="md5:" + "a" * 32)), "Malformed", "no mediaType and digest"),
         (manifest(blob("application/vnd.oci.image.layer.v1.tar+zstd")), "Unsupported", r"tar\+zstd"),
-        (manifest(blob(), config=blob(layout.CONFIG, 2**30)), "TooLarge", "The config has"),
+        (manifest(blob(), config=blob(OCI_CONFIG, 2**30)), "TooLarge", "The config has"),
         (manifest("layer"), "Malformed", "Layer 0 has no mediaType"),
     ],
     ids=short,
@@ -110,7 +108,7 @@ def test_configs_that_are_refused(body: bytes, words: str) -> None:
         read_image(read_manifest(manifest(blob())), body)
 
 
-def entry(target: object, digest: str = DIGEST, media_type: str = layout.MANIFEST) -> dict[str, object]:
+def entry(target: object, digest: str = DIGEST, media_type: str = OCI_MANIFEST) -> dict[str, object]:
     return {**blob(media_type, 500, digest), "annotations": {labels.TARGET: json.dumps(target)}}
 
 
@@ -119,7 +117,7 @@ def index(*entries: object) -> bytes:
 
 
 def test_an_index_has_an_image_for_each_gpu_and_other_things() -> None:
-    attestation = {**blob(layout.MANIFEST), "platform": {"os": "unknown", "architecture": "unknown"}}
+    attestation = {**blob(OCI_MANIFEST), "platform": {"os": "unknown", "architecture": "unknown"}}
     body = index(attestation, entry({"backend": "rocm", "arch": "gfx942", "warp_size": 64}), "odd", None)
     (found,) = read_index(body)
     assert is_index(body) and found.target == Target("hip", "gfx942", 64) and found.size == 500
@@ -127,8 +125,8 @@ def test_an_index_has_an_image_for_each_gpu_and_other_things() -> None:
 
 
 def test_an_index_of_somebody_elses_builder_has_an_image_for_the_cpu() -> None:
-    attestation = {**blob(layout.MANIFEST), "platform": {"os": "unknown", "architecture": "unknown"}}
-    image = {**blob(layout.MANIFEST, 7), "platform": {"os": "linux", "architecture": "amd64"}}
+    attestation = {**blob(OCI_MANIFEST), "platform": {"os": "unknown", "architecture": "unknown"}}
+    image = {**blob(OCI_MANIFEST, 7), "platform": {"os": "linux", "architecture": "amd64"}}
     body = index(None, attestation, image)
     found = image_for(body, "x86_64")
     assert read_index(body) == () and found is not None and found.size == 7
@@ -140,9 +138,9 @@ def test_an_index_of_somebody_elses_builder_has_an_image_for_the_cpu() -> None:
     [
         (index(*[entry({})] * 300), "names 300 images"),
         (index(entry({})), "names no GPU"),
-        (index({**blob(layout.MANIFEST), "annotations": {labels.TARGET: "{"}}), "is no JSON"),
-        (index({**blob(layout.MANIFEST), "annotations": {labels.TARGET: 5}}), "is not text"),
-        (index(entry({}, media_type=layout.INDEX)), "is of media type"),
+        (index({**blob(OCI_MANIFEST), "annotations": {labels.TARGET: "{"}}), "is no JSON"),
+        (index({**blob(OCI_MANIFEST), "annotations": {labels.TARGET: 5}}), "is not text"),
+        (index(entry({}, media_type=OCI_INDEX)), "is of media type"),
         (b'{"manifests":5}', "no list of manifests"),
     ],
     ids=short,
@@ -153,7 +151,7 @@ def test_indexes_that_are_refused(body: bytes, words: str) -> None:
 
 
 values: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.integers() | st.text(max_size=10) | st.sampled_from([True, DIGEST, OCI, layout.CONFIG, SUMMARY]),
+    st.none() | st.integers() | st.text(max_size=10) | st.sampled_from([True, DIGEST, OCI_LAYER, OCI_CONFIG, SUMMARY]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
         st.sampled_from(["manifests", "layers", "config", "mediaType", "digest", "size", "annotations", "Labels",
                          labels.TARGET, labels.summary("triton")]), inner),

@@ -10,7 +10,7 @@ import oras.provider
 import pytest
 
 from images.credentials import Credentials
-from images.descriptor import OCI_INDEX, OCI_MANIFEST
+from images.descriptor import OCI_CONFIG, OCI_INDEX, OCI_MANIFEST
 from images.endpoints import Settings
 from images.errors import RegistryError
 from images.oci_folder import pull, push
@@ -18,14 +18,14 @@ from images.reference import Reference
 from images.registry import Registry
 from stack.pki import Authority
 from tests.images.conftest import RealRegistry, running
-from tests.images.hostile import CONFIG_TYPE, Image, an_image, descriptor
+from tests.images.hostile import Image, an_image, descriptor
 
 pytestmark = pytest.mark.stack
 
 
 async def pushed(registry: Registry, reference: Reference, image: Image) -> Reference:
     """Under the tag, or the digest where there is no tag; at its digest."""
-    await registry.push_blob(reference, descriptor(image.config, CONFIG_TYPE), image.config)
+    await registry.push_blob(reference, descriptor(image.config, OCI_CONFIG), image.config)
     for layer in image.layers:
         await registry.push_blob(reference, descriptor(layer), layer)
     found = await registry.push_manifest(reference, image.manifest, OCI_MANIFEST)

@@ -8,13 +8,11 @@ import email.utils
 import re
 import ssl
 import time
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
 import orjson
 import pytest
-import pytest_asyncio
 from aiohttp import web
 
 from images.descriptor import OCI_INDEX, OCI_MANIFEST, Descriptor
@@ -26,18 +24,6 @@ from planning.caches.limits import MANIFEST_BYTES
 from stack.pki import Authority
 from tests.images import hostile
 from tests.images.hostile import IMPATIENT, an_image, answering, cutting, descriptor, endless, sha256
-
-
-@pytest_asyncio.fixture
-async def server() -> AsyncIterator[hostile.Registry]:
-    async with hostile.Registry() as server:
-        yield server
-
-
-@pytest_asyncio.fixture
-async def registry(server: hostile.Registry) -> AsyncIterator[Registry]:
-    async with Registry(server.settings) as registry:
-        yield registry
 
 
 async def failing(registry: Registry, reference: Reference) -> RegistryError:

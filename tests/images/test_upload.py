@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import orjson
 import pytest
-import pytest_asyncio
 from aiohttp import web
 
 from images.descriptor import OCI_INDEX, OCI_MANIFEST
@@ -20,18 +18,6 @@ from tests.images.hostile import Image, an_image, answering, descriptor, sha256
 IMAGE = an_image()
 BLOB = IMAGE.layers[0]
 LAYER = descriptor(BLOB)
-
-
-@pytest_asyncio.fixture
-async def server() -> AsyncIterator[hostile.Registry]:
-    async with hostile.Registry() as server:
-        yield server
-
-
-@pytest_asyncio.fixture
-async def registry(server: hostile.Registry) -> AsyncIterator[Registry]:
-    async with Registry(server.settings) as registry:
-        yield registry
 
 
 @pytest.mark.parametrize("as_file", [True, False])

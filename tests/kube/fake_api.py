@@ -61,6 +61,7 @@ class Fault:
     do: str = "status"
     status: int = 500
     reason: str = "InternalError"
+    message: str = ""
     method: str = ""
     contains: str = ""
     watch: bool | None = None
@@ -278,7 +279,7 @@ class FakeApi:
                 return web.Response()
             if fault.do == "garbage":
                 return web.Response(body=b"<html>not JSON", content_type="application/json")
-            failure = ApiFailure(fault.status, fault.reason, f"injected {fault.status}")
+            failure = ApiFailure(fault.status, fault.reason, fault.message or f"injected {fault.status}")
             return _json(failure.body, fault.status, fault.headers)
         try:
             if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
@@ -373,7 +374,7 @@ class FakeApi:
 
     def _apply(self, target: Target, body: Object, manager: str) -> tuple[int, Object]:
         """By force: what another manager owns changes hands."""
-        old = self.store.get(target.plural, {}).get(target.key)
+        old = self.store.get(target.plural, {}).get(target.key) if target.sub is None else self._get(target)
         if old is not None:
             self._check(target, old, body.get("metadata") or {}, patching=True)
         base: Object = old or {"metadata": {"name": target.name}}

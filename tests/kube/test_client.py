@@ -188,6 +188,16 @@ async def test_apply_owns_its_fields(client: KubeClient) -> None:
     assert last["data"] == {"x": "1", "z": "2"}
 
 
+async def test_apply_of_a_status_makes_no_object_and_changes_nothing_else(client: KubeClient, api: FakeApi) -> None:
+    status = {"status": {"phase": "Running"}}
+    with pytest.raises(NotFound):
+        await client.apply(GPUWORKLOADS, "w", "a", status, field_manager="one", subresource="status")
+    api.put(GPUWORKLOADS, "w", "a", spec={"modelName": "m"})
+    body = {**status, "spec": {"modelName": "other"}}
+    after = await client.apply(GPUWORKLOADS, "w", "a", body, field_manager="one", subresource="status")
+    assert (after["status"], after["spec"]) == ({"phase": "Running"}, {"modelName": "m"})
+
+
 # --- lists ---
 
 

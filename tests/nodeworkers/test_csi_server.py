@@ -5,6 +5,7 @@ anywhere; `test_volumes.py` mounts.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import threading
@@ -458,3 +459,30 @@ async def test_what_the_kernel_refuses_is_told_and_leaves_nothing(
         ledger.put_mount(record(places))
         with pytest.raises(Refused, match="is no longer mounted"):
             driver.volumes.stats("csi-1", target_in(places))
+
+
+async def test_where_the_listener_cannot_be_offered_volumes_are_served(
+    places: Places, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(path: Any, *_: Any) -> None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), path)
+
+    monkeypatch.setattr(os, "setxattr", refused)
+    async with serving(places, ledger) as (driver, client):
+        assert driver.volumes.offered is None
+        assert (await client.call("csi.v1.Node/NodeGetInfo", csi_pb2.NodeGetInfoRequest())).node_id == "node-7"
+    assert f"{places.folder}/listener cannot be written (Operation not supported). Its disk must take" in caplog.text
+
+
+async def test_what_pods_report_is_looked_at_while_the_driver_watches(
+    places: Places, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked, loop = asyncio.Event(), asyncio.get_running_loop()
+    async with serving(places, ledger) as (driver, _):
+        monkeypatch.setattr(driver.volumes.reports, "look", lambda: loop.call_soon_threadsafe(looked.set))
+        watching = asyncio.create_task(driver.watch())
+        async with asyncio.timeout(30):
+            await looked.wait()
+        watching.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await watching

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from berth.install import manifests
 from nodeworkers.ledger import Ledger
 from stack import Stack, UpOptions
 from stack.node_images import BUSYBOX
@@ -27,17 +28,7 @@ pytestmark = [
 ]
 MakeStack = Callable[..., Stack]
 
-DRIVER = {
-    "apiVersion": "storage.k8s.io/v1",
-    "kind": "CSIDriver",
-    "metadata": {"name": "csi.tkm.io"},
-    "spec": {
-        "attachRequired": False,
-        "podInfoOnMount": True,
-        "volumeLifecycleModes": ["Ephemeral"],
-        "fsGroupPolicy": "None",
-    },
-}
+(DRIVER,) = manifests("csi")
 
 
 def pod(name: str, cache: str, script: str, namespace: str = "team-a") -> dict[str, Any]:

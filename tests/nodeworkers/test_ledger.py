@@ -9,9 +9,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
+import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -24,6 +25,7 @@ DIGEST, OLD = "sha256:" + "ab" * 32, "sha256:" + "cd" * 32
 CACHE = NodeCache(
     uid="c-1", kind="TritonKernelCache", namespace="team-a", name="llama", state="Ready", generation=3, digest=DIGEST,
     mount_path="/cache", size_bytes=5, compatible=True, last_known_good=OLD, labels={"a": "ä"},
+    epoch=7, goal=OLD, signatures=("bundle sha256:1", "signature sha256:2"),
 )  # fmt: skip
 MOUNT = Mount(
     volume_id="csi-1", target_path="/k/pods/p/volumes/kubernetes.io~csi/v/mount", pod_uid="p", pod_namespace="team-a",
@@ -164,6 +166,59 @@ def test_an_older_ledger_is_brought_up_to_date(reopen: Open, monkeypatch: pytest
     db.close()
 
 
+def test_the_ledger_before_orders_is_brought_up_to_date(reopen: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of the first schema, with a copy of its time beside it."""
+    monkeypatch.setattr(ledger_module, "MIGRATIONS", MIGRATIONS[:1])
+    old = [name for name in ledger_module._CACHE_FIELDS if name not in ("epoch", "goal", "signatures")]
+    ledger = reopen()
+    with sqlite3.connect(ledger.path) as db:
+        values = {**asdict(CACHE), "labels": "{}"}
+        marks = ", ".join(f":{name}" for name in old)
+        db.execute(f"INSERT INTO caches ({', '.join(old)}) VALUES ({marks})", {name: values[name] for name in old})
+    db.close()
+    monkeypatch.undo()
+    expected = replace(CACHE, labels={}, epoch=0, goal="", signatures=())
+    ledger = reopen()
+    assert not ledger.repaired and ledger.caches() == [expected]
+    copy = ledger.folder / "caches" / "c-1.json"
+    told = orjson.loads(copy.read_bytes())
+    copy.write_bytes(orjson.dumps({name: told[name] for name in old}))
+    ledger.close()
+    for path in ledger.folder.glob(f"{FILE}*"):
+        path.unlink()
+    assert reopen().caches() == [expected]
+
+
+def test_its_identity_is_another_when_it_was_made_anew(reopen: Open) -> None:
+    ledger = reopen()
+    first = ledger.identity
+    assert reopen().identity == first
+    (ledger.folder / "identity").unlink()
+    second = reopen().identity
+    assert second != first
+    for path in ledger.folder.glob(f"{FILE}*"):
+        path.unlink()
+    third = reopen().identity
+    assert len({first, second, third}) == 3 and reopen().identity == third
+
+
+def test_it_counts_what_is_written(reopen: Open) -> None:
+    ledger = reopen()
+    counted = [ledger.changes]
+    acts: tuple[Callable[[], None], ...] = (
+        lambda: ledger.put_cache(CACHE),
+        lambda: ledger.put_mount(MOUNT),
+        lambda: ledger.remove_mount("csi-1"),
+        lambda: ledger.remove_cache("c-1"),
+    )
+    for act in acts:
+        act()
+        counted.append(ledger.changes)
+    assert sorted(set(counted)) == counted
+    ledger.mounts()
+    assert ledger.changes == counted[-1]
+
+
 def test_a_lost_ledger_is_made_from_the_copies_beside_it(reopen: Open) -> None:
     ledger = reopen()
     ledger.put_cache(CACHE)
@@ -278,7 +333,7 @@ def test_whatever_is_in_the_file_it_opens_or_says_why_not(data: st.DataObject, w
 
 def test_a_process_killed_while_it_writes_loses_nothing_it_had_said(tmp_path: Path) -> None:
     script = (
-        "import sys; from pathlib import Path; from dataclasses import replace\n"
+        "import sys; from pathlib import Path; from dataclasses import asdict, replace\n"
         "from tests.nodeworkers.test_ledger import CACHE, MOUNT; from nodeworkers.ledger import Ledger\n"
         "ledger = Ledger(Path(sys.argv[1]))\n"
         "for number in range(10**6):\n"

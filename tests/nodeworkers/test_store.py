@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,36 @@ def test_a_cache_without_groups_has_nothing_to_relocate(tmp_path: Path) -> None:
         (content / "model").write_text("x")
         store.keep(content, A, {}, ())
     assert store.relocation(A, "/mnt") is None and not list((tmp_path / "staging").iterdir())
+
+
+def test_what_is_mounted_is_the_relocation_above_the_content(tmp_path: Path) -> None:
+    store = Store(tmp_path, PLENTY)
+    with store.staged() as content:
+        caches.kernel(content, A)
+        kept = store.keep(content, A, {"capture_path": caches.AT, "groups": 1}, ())
+    assert store.lower(A, caches.AT) == (kept.content,), "where it was compiled nothing has to be moved"
+    above, below = store.lower(A, "/mnt")
+    assert below == kept.content and above == store.relocation(A, "/mnt")
+    with store.staged() as content:
+        (content / "model").write_text("x")
+        other = store.keep(content, B, {"groups": 0}, ())
+    os.utime(other.content.parent / "image.json", (1, 1))
+    assert store.lower(B, "/mnt") == (other.content,)
+    assert (other.content.parent / "image.json").stat().st_mtime > 1, "what is mounted leaves last"
+    with pytest.raises(LookupError, match="is no longer on this node's disk"):
+        store.lower(C, "/mnt")
+    (group,) = kept.content.rglob("__grp__*.json")
+    group.write_text("{}")
+    with pytest.raises(LookupError, match=r"cannot be mounted at /else: .* has no child_paths"):
+        store.lower(A, "/else")
+
+
+def test_volumes_that_are_mounted_at_once_share_one_relocation(tmp_path: Path) -> None:
+    store = Store(tmp_path, PLENTY)
+    put(store, A)
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda _: store.lower(A, "/mnt"), range(32)))
+    assert len(set(found)) == 1 and not list((tmp_path / "staging").iterdir())
 
 
 @pytest.mark.parametrize("break_", ["gone", "garbage", "other digest", "no content", "a file"])

@@ -12,6 +12,7 @@ from crds.gpureservation import GPUReservationSpec
 from crds.gpuworkload import GPUWorkloadSpec
 from crds.settings import Settings
 from planning.accelerators import gpu_model
+from planning.caches.warmth import Warm
 from planning.jobs import requests_of
 from planning.model import (
     Assignment,
@@ -107,7 +108,7 @@ def snapshot(
     nodes: Sequence[NodeView] = (), workloads: Sequence[WorkloadView] = (), *, jobs: Sequence[JobView] = (),
     pods: Sequence[PodView] = (), strategy: str = "leastLoaded", namespaces: Mapping[str, str] | None = None,
     now: float = NOW, jobs_version: int = 0, quotas: Sequence[QuotaView] = (),
-    reservations: Sequence[ReservationView] = (),
+    reservations: Sequence[ReservationView] = (), warm: Warm | None = None,
 ) -> Snapshot:  # fmt: skip
     return Snapshot(
         now,
@@ -119,6 +120,7 @@ def snapshot(
         jobs_version,
         quotas=tuple(quotas),
         reservations=tuple(reservations),
+        warm=warm or {},
     )
 
 

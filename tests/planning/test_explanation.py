@@ -297,3 +297,23 @@ def test_of_a_gang_that_names_a_reservation_it_tells_how_many_fit_there() -> Non
         "needs 3 pods with 2 GPUs each; what is left of the 5 GPUs of GPUReservation r has room for 2 of them, now for "
         "2; 5 GPUs are kept on node b"
     )
+
+
+def test_of_kernel_caches_it_tells_where_they_are_and_what_the_next_round_makes_of_that() -> None:
+    volumes = [
+        {"name": name, "csi": {"driver": "csi.tkm.io", "volumeAttributes": {"kernel-name": name, "scope": scope}}}
+        for name, scope in (("k", "namespace"), ("l", "cluster"))
+    ]
+    mounts = [{"name": name, "mountPath": f"/{name}"} for name in "kl"]
+    pod_spec = {"containers": [{"name": "c", "image": "i", "volumeMounts": mounts}], "volumes": volumes}
+    view = workload("w", 2, spec={"template": {"spec": pod_spec}})
+    warm = {("ns", "k"): frozenset("bcd"), ("", "l"): frozenset("d"), ("other", "k"): frozenset("a")}
+    nodes = [node("a"), node("b", 4), node("c", 2), node("d", 1)]
+    found = told(snapshot(nodes, [view], warm=warm))
+    assert found.caches == (("k", 3), ("l of the cluster", 1))
+    assert [(each.name, each.warm) for each in found.nodes] == [("b", 1), ("c", 1), ("a", 0), ("d", 2)]
+    assert found.next_node == "b", "leastLoaded, of the two that are as warm"
+    assert found.next_warmth == "1 of its 2 kernel caches is ready there: no node with more could take it"
+    plain = told(snapshot(nodes, [workload("w", 2)], warm=warm))
+    assert (plain.next_node, plain.caches, plain.next_warmth) == ("a", (), "")
+    assert plain.nodes[0].rank is not None and len(plain.nodes[0].rank) == len(found.nodes[0].rank or ())

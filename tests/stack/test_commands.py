@@ -28,9 +28,13 @@ class Cli:
         self.installed: list[Endpoints] = []
         self.options: list[UpOptions] = []
         self.app = typer.Typer()
-        register(self.app, self._processes, self.installed.append)
+        register(self.app, self._processes, self._install)
 
-    def _processes(self, endpoints: Endpoints, options: UpOptions) -> list[ProcessSpec]:
+    def _install(self, endpoints: Endpoints, *, node: str) -> None:
+        assert not node, "an existing cluster has no node of the stack's"
+        self.installed.append(endpoints)
+
+    def _processes(self, endpoints: Endpoints, options: UpOptions, *, simulated_gpus: str) -> list[ProcessSpec]:
         assert self.installed, "the processes were asked for before the cluster was prepared"
         self.options.append(options)
         return [ProcessSpec("worker", (sys.executable, "-c", CODE), port=endpoints.ports["worker-health"])]
@@ -88,6 +92,8 @@ def test_errors_say_what_happened_and_what_to_do(cli: Cli, tmp_path: Path) -> No
     assert "error:" in shown
     assert "hint:" in shown
     assert "is not NAME=PATH" in cli("up", "--tool", "etcd", code=1)
+    assert "Add --real-node" in cli("up", "--simulated-gpus", "2xH100", code=1)
+    assert "Products are" in cli("up", "--real-node", "--simulated-gpus", "2xH1000", code=1)
 
 
 def test_berths_processes_hear_of_the_embedded_temporal_alone(tmp_path: Path) -> None:
@@ -103,12 +109,15 @@ def test_berths_processes_hear_of_the_embedded_temporal_alone(tmp_path: Path) ->
         temporal_tls_key=None,
         temporal_tls_server_name=None,
         temporal_api_key_env=None,
-        kubeconfigs={f"berth-{name}": tmp_path / name for name in ("controller", "worker")},
+        kubeconfigs={name: tmp_path / name for name in ("admin", "berth-controller", "berth-worker")},
         embedded_cluster=True,
         embedded_temporal=True,
         ports=ports,
     )
-    for spec in application_processes(endpoints, UpOptions()):
+    specs = application_processes(endpoints, UpOptions(real_node=True), simulated_gpus="2xH100")
+    assert [spec.name for spec in specs] == ["controller", "worker", "node"]
+    assert specs[-1].argv[specs[-1].argv.index("--simulated-gpus") + 1] == "2xH100"
+    for spec in specs:
         assert {name: value for name, value in spec.env.items() if name.startswith("TEMPORAL_")} == {
             "TEMPORAL_ADDRESS": "127.0.0.1:7",
             "TEMPORAL_NAMESPACE": "default",

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from crds.kernelcachepolicy import KernelCachePolicySpec, Signer
+from images.descriptor import OCI_MANIFEST
 from images.signatures.discovery import Referrer, Unreadable, sig_tag
 from images.signatures.envelopes import BUNDLE_TYPE, SIMPLE_TYPE, Candidate
 from images.signatures.signing import PrivateKey, referring
@@ -112,7 +113,7 @@ class MemoryRepository:
         return list(self.listed)
 
     def add_bundle(self, content: bytes, digest: str = DIGEST) -> str:
-        made = referring(content, "application/vnd.oci.image.manifest.v1+json", digest, 2, "2026-11-22T12:00:00Z")
+        made = referring(content, OCI_MANIFEST, digest, 2, "2026-11-22T12:00:00Z")
         self.blobs |= made.blobs
         name = digest_of(made.manifest)
         self.manifests[name] = made.manifest

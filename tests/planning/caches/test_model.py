@@ -8,7 +8,7 @@ from hypothesis import given
 
 from planning.caches.model import FINALIZER, FORCE_ANNOTATION, cache_view
 from planning.caches.orders import CacheRef
-from tests.planning.caches.test_warmth import JSON
+from tests.planning.caches.test_cache_use import JSON
 
 SPEC = {"ociImage": {"image": "registry.example/team/cache:v1"}}
 

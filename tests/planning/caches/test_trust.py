@@ -1,4 +1,4 @@
-"""Which policies are about an image, and the verdict in every case of the table in docs/kernelcaches.md."""
+"""Which policies are about an image, and the verdict in every case of the table in docs/kernelcaches-trust.md."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from planning.caches.trust import (
     pattern_matches,
 )
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "kernelcaches.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "kernelcaches-trust.md"
 IMAGE = "registry.example/team/cache"
 DEFAULT = Knobs()
 KEY = "-----BEGIN PUBLIC KEY-----\nnot read here\n-----END PUBLIC KEY-----\n"

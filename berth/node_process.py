@@ -1,0 +1,210 @@
+"""The node process: answers the kubelet from the node's own ledger before anything else, then does what the control
+plane asks of this node about kernel caches.
+
+The kubelet waits for nobody (law 3): CSI is served first and stopped last, and neither Temporal, the API server nor a
+driver that hangs keeps the process from starting or ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from temporalio.client import Client
+from temporalio.worker import Worker
+
+from activities.signatures import TASK_QUEUE
+from berth.process import ProcessOptions, connect_temporal, ended, run_process, serve_http
+from controller.outage import TEMPORAL_AWAY, reason
+from kube.client import KubeClient
+from nodeworkers.caches.obtaining import Images
+from nodeworkers.caches.preparing import Caches
+from nodeworkers.caches.pulling import Incoming
+from nodeworkers.caches.reporting import Statuses
+from nodeworkers.caches.rules import Rules
+from nodeworkers.caches.startup import put_in_order
+from nodeworkers.csi.driver import Driver, Places
+from nodeworkers.hardware.detected import Detected
+from nodeworkers.hardware.provider import Provider
+from nodeworkers.hardware.simulated import Simulated
+from nodeworkers.inventory import Hardware
+from nodeworkers.ledger import Ledger
+from nodeworkers.store import Store
+from planning.caches.orders import INVENTORY, NODE_WORKFLOW, Inventory, node_id, node_queue
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 4  # orders; each may extract gigabytes
+LOOK = 60.0  # seconds between two looks at the hardware
+# How long a cancelled order may take to be told so; its heartbeats are kept back that long.
+HEARTBEATS = timedelta(seconds=5)
+DRAIN = timedelta(seconds=15)
+_PAUSES = (0.5, 15.0)  # seconds between attempts to reach Temporal: the first, and the longest
+
+
+@dataclass(frozen=True)
+class NodeOptions:
+    """What one node is. `quota` bytes are kept for caches, `upper_limit` is the cap of a pod's writable layer;
+    `simulated_gpus` such as `2xH100`, '' for those that are there.
+    """
+
+    name: str
+    root: Path
+    kubelet_root: Path
+    quota: int
+    upper_limit: int
+    simulated_gpus: str = ""
+
+
+def run_node(options: ProcessOptions, node: NodeOptions) -> None:
+    async def main(traced: bool) -> None:
+        await serve(options, node, traced=traced)
+
+    run_process("berth-node", options, main)
+
+
+async def serve(options: ProcessOptions, node: NodeOptions, *, traced: bool) -> None:
+    ledger = await asyncio.to_thread(Ledger, node.root)
+    try:
+        store = Store(node.root / "store", node.quota)
+        incoming = Incoming(node.root / "incoming")
+        for sentence in await asyncio.to_thread(put_in_order, ledger, store, incoming):
+            log.warning("After the last run: %s", sentence)
+        driver = Driver(Places(node.kubelet_root, node.root), node.name, ledger, store, node.upper_limit)
+        await driver.start()
+        log.info("CSI is served for node %s", node.name)
+        try:
+            provider: Provider = Simulated(node.simulated_gpus) if node.simulated_gpus else Detected()
+            hardware = Hardware(provider, ledger.identity)
+            async with await KubeClient.connect(options.kubeconfig, options.context, user_agent="berth-node") as kube:
+                statuses = Statuses(kube, ledger, node.name, lambda: hardware.simulated)
+                images = Images(ledger, store, incoming, hardware)
+                caches = Caches(node.name, Rules(kube), ledger, store, images, hardware, statuses)
+                await Process(options, node.name, driver, hardware, statuses, caches, traced=traced).run()
+        finally:
+            await driver.stop()
+    finally:
+        ledger.close()
+
+
+class Process:
+    """What runs beside CSI, until it is cancelled."""
+
+    def __init__(
+        self,
+        options: ProcessOptions,
+        name: str,
+        driver: Driver,
+        hardware: Hardware,
+        statuses: Statuses,
+        caches: Caches,
+        *,
+        traced: bool,
+    ) -> None:
+        self._options = options
+        self._name = name
+        self._driver = driver
+        self._hardware = hardware
+        self._statuses = statuses
+        self._caches = caches
+        self._traced = traced
+        self._temporal: Client | None = None
+        self._away = "it was not reached yet"
+        self._background: list[asyncio.Task[None]] = []
+
+    async def run(self) -> None:
+        """Ends with what ended first of all that should run for ever."""
+        stop_http = await serve_http(
+            self._options, healthy=lambda: ended(self._background), ready=self._ready, note=self._note
+        )
+        try:
+            async with asyncio.TaskGroup() as group:
+                for name, work in (
+                    ("sockets", self._driver.watch),
+                    ("statuses", self._statuses.run),
+                    ("hardware", self._look),
+                    ("inventory", self._announce),
+                ):
+                    self._background.append(group.create_task(work(), name=name))
+                try:
+                    await self._work()
+                finally:
+                    for task in self._background:
+                        task.cancel()
+        finally:
+            await stop_http()
+
+    def _ready(self) -> str:
+        return f"Temporal cannot be reached: {self._away}" if self._away else ""
+
+    def _note(self) -> str:
+        status = self._statuses.trouble and f"statuses of caches cannot be written: {self._statuses.trouble}"
+        simulated = "its GPUs are simulated" if self._hardware.simulated else ""
+        return "; ".join(filter(None, (self._hardware.problem, status, simulated)))
+
+    async def _look(self) -> None:
+        while True:
+            await self._hardware.look()
+            await asyncio.sleep(LOOK)
+
+    async def _announce(self) -> None:
+        """Tells this node's workflow what there is, at the start and whenever that is something else."""
+        told, pause = "", _PAUSES[0]
+        while True:
+            fingerprint, temporal = self._hardware.fingerprint, self._temporal
+            if temporal is not None and fingerprint not in ("", told):
+                found = Inventory(self._name, fingerprint)
+                try:
+                    await temporal.start_workflow(
+                        NODE_WORKFLOW,
+                        found,
+                        id=node_id(self._name),
+                        task_queue=TASK_QUEUE,
+                        start_signal=INVENTORY,
+                        start_signal_args=[found],
+                    )
+                    told, pause = fingerprint, _PAUSES[0]
+                    log.info("told the control plane of %d GPUs", len(self._hardware.gpus or ()))
+                except TEMPORAL_AWAY as away:
+                    log.warning("the control plane cannot be told of this node: %s", reason(away))
+                    pause = min(2 * pause, _PAUSES[1])
+            await asyncio.sleep(pause)
+
+    async def _work(self) -> None:
+        """Serves the node's queue, however often Temporal goes away. Cancelled, it takes no more work and lets what
+        runs come to its end, or to the point from which it is gone on with.
+        """
+        pause = _PAUSES[0]
+        while True:
+            try:
+                temporal = await connect_temporal(self._options, traced=self._traced, lazy=False)
+                self._temporal = temporal
+                self._hear("")
+                pause = _PAUSES[0]
+                await build_worker(temporal, self._name, self._caches).run()
+            except TEMPORAL_AWAY as away:
+                self._temporal = None
+                self._hear(reason(away))
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _PAUSES[1])
+
+    def _hear(self, away: str) -> None:
+        if away and away != self._away:
+            log.warning("waiting for Temporal: %s", away)
+        self._away = away
+
+
+def build_worker(temporal: Client, node: str, caches: Caches) -> Worker:
+    """Unversioned, unlike the control plane's: a deployment version has 100 queues, and there are more nodes."""
+    return Worker(
+        temporal,
+        task_queue=node_queue(node),
+        activities=[caches.prepare, caches.remove],
+        max_concurrent_activities=AT_ONCE,
+        max_heartbeat_throttle_interval=HEARTBEATS,
+        default_heartbeat_throttle_interval=HEARTBEATS,
+        graceful_shutdown_timeout=DRAIN,
+    )

@@ -1,0 +1,150 @@
+"""What the node asks the API server before it touches an image: the cache itself, who must have signed it, how
+registries are reached, and the one Secret that the cache names.
+
+The node reads all of that itself, with its own rights: no order carries a word of it (histories hold names and digests
+only). The Secret's content stays in `Credentials`, which shows nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from crds.kernelcache import (
+    CLUSTER_KIND,
+    ClusterOCIImage,
+    TritonKernelCacheClusterSpec,
+    TritonKernelCacheSpec,
+)
+from crds.kernelcachepolicy import KernelCachePolicySpec
+from crds.settings import SETTINGS_KEY, SETTINGS_NAME, SETTINGS_NAMESPACE, Settings
+from images.credentials import BadCredentials, Credentials
+from images.signatures.verification import RootKey
+from kube.client import KubeClient
+from kube.errors import AccessDenied, NotFound
+from kube.resources import (
+    CONFIGMAPS,
+    KERNELCACHEPOLICIES,
+    SECRETS,
+    TRITONKERNELCACHECLUSTERS,
+    TRITONKERNELCACHES,
+)
+from nodeworkers.caches.stopped import Stopped, later
+from planning.caches.grants import missing_grant
+from planning.caches.orders import CacheRef
+from planning.caches.trust import Knobs, Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A cache as its object says now."""
+
+    spec: TritonKernelCacheSpec
+    generation: int
+
+
+class Rules:
+    """Reads from one API server. Every method raises KubeError, or Stopped with what a person has to mend."""
+
+    def __init__(self, kube: KubeClient) -> None:
+        self._kube = kube
+
+    async def cache(self, ref: CacheRef) -> Asked | None:
+        """The cache; None where it is gone, or another has its name by now."""
+        whole = ref.kind == CLUSTER_KIND
+        resource = TRITONKERNELCACHECLUSTERS if whole else TRITONKERNELCACHES
+        try:
+            raw = await self._kube.get(resource, ref.name, None if whole else ref.namespace)
+        except NotFound as error:
+            if error.details.get("name"):
+                return None
+            raise  # the kind is not served: that says nothing about the cache
+        metadata = raw.get("metadata") or {}
+        if metadata.get("uid") != ref.uid:
+            return None
+        if metadata.get("deletionTimestamp"):
+            raise Stopped("failed", "Deleting", f"{ref.told} is being deleted, so that it is not prepared.")
+        spec, wrong = (TritonKernelCacheClusterSpec if whole else TritonKernelCacheSpec).parse(raw.get("spec"))
+        if spec is None:
+            raise Stopped("failed", "InvalidSpec", f"{ref.told} cannot be read: {wrong}.")
+        return Asked(spec, int(metadata.get("generation") or 0))
+
+    async def settings(self) -> Settings:
+        """What the platform engineer set. Settings that cannot be read admit nothing."""
+        try:
+            found = await self._kube.get(CONFIGMAPS, SETTINGS_NAME, SETTINGS_NAMESPACE)
+        except NotFound:
+            return Settings()
+        data = found.get("data") or {}
+        try:
+            raw = yaml.safe_load(data.get(SETTINGS_KEY) or "")
+        except yaml.YAMLError:
+            raise later("SettingsRefused", f"{SETTINGS_KEY} of ConfigMap {SETTINGS_NAME} is no YAML.") from None
+        settings, wrong = Settings.parse(raw)
+        if settings is None:
+            raise later("SettingsRefused", f"ConfigMap {SETTINGS_NAME} cannot be read: {wrong}.")
+        return settings
+
+    async def policies(self) -> list[Policy]:
+        """All KernelCachePolicies, readable or not."""
+        found, _ = await self._kube.list(KERNELCACHEPOLICIES)
+        policies = []
+        for raw in found:
+            spec, problem = KernelCachePolicySpec.parse(raw.get("spec"))
+            policies.append(Policy(str((raw.get("metadata") or {}).get("name")), spec, problem))
+        return policies
+
+    async def roots(self, wanted: Iterable[RootKey]) -> dict[RootKey, bytes]:
+        """The trusted roots that policies name, as far as there are such."""
+        found: dict[RootKey, bytes] = {}
+        maps: dict[str, Mapping[str, Any]] = {}
+        for name, key in sorted(wanted):
+            if name not in maps:
+                try:
+                    maps[name] = await self._kube.get(CONFIGMAPS, name, SETTINGS_NAMESPACE)
+                except NotFound:
+                    maps[name] = {}
+            content = _content(maps[name], key)
+            if content is not None:
+                found[name, key] = content
+        return found
+
+    async def credentials(self, ref: CacheRef, spec: TritonKernelCacheSpec) -> Credentials:
+        """Who we are to the registry: by the Secret that the cache names, if its namespace's owner granted it."""
+        image = spec.oci_image
+        name = image.pull_secret
+        namespace = image.pull_secret_namespace if isinstance(image, ClusterOCIImage) else ref.namespace
+        if name is None or namespace is None:
+            return Credentials()
+        try:
+            secret = await self._kube.get(SECRETS, name, namespace)
+        except AccessDenied:
+            raise later("PullSecretNotGranted", missing_grant(namespace, name)) from None
+        except NotFound:
+            raise later(
+                "PullSecretMissing", f"There is no Secret {namespace}/{name}, which {ref.told} names."
+            ) from None
+        try:
+            return Credentials.from_secret(secret)
+        except BadCredentials as wrong:
+            raise later("PullSecretRefused", f"Secret {namespace}/{name} cannot be used: {wrong}.") from None
+
+
+def knobs(settings: Settings) -> Knobs:
+    """The two settings that change who is trusted."""
+    return Knobs(settings.verify_enabled, settings.allow_unsigned_images)
+
+
+def _content(config_map: Mapping[str, Any], key: str) -> bytes | None:
+    text, binary = (config_map.get(part) or {} for part in ("data", "binaryData"))
+    if isinstance(text.get(key), str):
+        return str(text[key]).encode()
+    try:
+        return base64.b64decode(binary[key], validate=True) if key in binary else None
+    except (binascii.Error, ValueError, TypeError):
+        return None
