@@ -41,14 +41,14 @@ async def sent(temporal: SlowTemporal, step: Step, monkeypatch: pytest.MonkeyPat
 
 async def test_what_there_was_no_time_for_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     temporal = SlowTemporal(SENDING / 4)
-    taken = await sent(temporal, Step(Aim(), ORDERS), monkeypatch)
+    taken = await sent(temporal, Step(Aim(), orders=ORDERS), monkeypatch)
     assert taken.orders == ORDERS[:5] and temporal.started == 5
 
 
 async def test_one_is_always_sent_and_all_if_it_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (await sent(SlowTemporal(SENDING * 2), Step(Aim(), ORDERS), monkeypatch)).orders == ORDERS[:1]
-    assert (await sent(SlowTemporal(0), Step(Aim(), ORDERS), monkeypatch)).orders == ORDERS
+    assert (await sent(SlowTemporal(SENDING * 2), Step(Aim(), orders=ORDERS), monkeypatch)).orders == ORDERS[:1]
+    assert (await sent(SlowTemporal(0), Step(Aim(), orders=ORDERS), monkeypatch)).orders == ORDERS
 
 
 async def test_nobody_looks_after_a_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (await sent(SlowTemporal(SENDING), Step(Aim(), ORDERS, over=True), monkeypatch)).orders == ORDERS
+    assert (await sent(SlowTemporal(SENDING), Step(Aim(), orders=ORDERS, over=True), monkeypatch)).orders == ORDERS

@@ -337,7 +337,7 @@ REFUSED = RegistryError("unauthorized", IMAGE, "refused")
 @pytest.mark.parametrize(
     ("failure", "reason", "within"),
     [
-        (REFUSED, "RegistryUnauthorized", PULL_AGAIN),
+        (REFUSED, "RegistryRefused", PULL_AGAIN),
         (RegistryError("away", IMAGE, "429", retry_after=90.0), "RegistryAway", 90.0),
         (RegistryError("not_found", IMAGE, "404"), "ImageNotFound", PULL_AGAIN),
     ],

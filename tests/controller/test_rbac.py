@@ -47,7 +47,7 @@ def test_each_account_may_do_with_kernel_caches_what_it_does_and_no_more() -> No
     assert verbs("berth-controller") == {key: {"list", "watch"} for key in (*caches, "kernelcachepolicies")}
     assert verbs("berth-worker") == {
         **{key: {"get", "patch"} for key in caches},
-        **{f"{each}/status": {"patch"} for each in (*caches, "kernelcachepolicies")},
+        **{f"{each}/status": {"patch"} for each in caches},
         **{key: {"list", "watch"} for key in (*on_nodes, "kernelcachepolicies")},
     }
     assert verbs("berth-node") == {

@@ -63,7 +63,7 @@ async def test_an_answer_that_comes_while_its_order_is_being_sent_counts(monkeyp
 
     async def look(*_: Any, **__: Any) -> CacheLooked:
         looked.report(Report("n0", 7, "ready", "sha256:a"))
-        return CacheLooked("Ready", "", Step(Aim(), (Sent("n0", "key", order),)), over=True)
+        return CacheLooked("Ready", "", Step(Aim(), orders=(Sent("n0", "key", order),)), over=True)
 
     stands_in = SimpleNamespace(
         execute_local_activity=look,
