@@ -12,7 +12,9 @@ import pytest
 
 from kube.resources import NODES, TRITONKERNELCACHENODESTATUSCLUSTERS, TRITONKERNELCACHENODESTATUSES
 from nodeworkers.caches import reporting
+from nodeworkers.caches.pulling import Incoming
 from nodeworkers.caches.reporting import MANAGER, Statuses
+from nodeworkers.caches.startup import put_in_order
 from planning.caches.orders import CacheRef
 from planning.caches.volumes import NodeCache
 from tests.nodeworkers.caches.rig import NODE, Rig
@@ -80,6 +82,22 @@ async def test_pods_come_and_go_and_an_idle_node_says_nothing(rig: Rig, ready: C
         assert len(rig.api.requests) == before
 
 
+async def test_while_nothing_is_written_the_ledger_is_not_even_read(
+    rig: Rig, ready: CacheRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with keeping(rig.statuses):
+        await until(lambda: rig.statuses._seen == rig.ledger.changes and not rig.statuses._due)
+
+    def read() -> None:
+        raise AssertionError("it was read")
+
+    monkeypatch.setattr(rig.ledger, "mounts", read)
+    assert rig.statuses._look() == []
+    rig.mount(ready)
+    with pytest.raises(AssertionError, match="it was read"):
+        rig.statuses._look()
+
+
 async def test_after_a_restart_what_was_said_stays_and_the_pods_are_right(rig: Rig, ready: CacheRef) -> None:
     before = rig.told(ready)["status"]
     rig.mount(ready)
@@ -87,6 +105,15 @@ async def test_after_a_restart_what_was_said_stays_and_the_pods_are_right(rig: R
         await until(lambda: rig.told(ready)["status"]["podsUsing"] == 1)
     after = rig.told(ready)["status"]
     assert {**after, "pods": [], "podsUsing": 0, "updated": ""} == {**before, "updated": ""}
+
+
+async def test_an_image_that_was_lost_under_the_process_is_shown_as_such(rig: Rig, ready: CacheRef) -> None:
+    rig.store.remove(rig.row(ready).digest)
+    put_in_order(rig.ledger, rig.store, Incoming(rig.folder / "incoming"))
+    async with keeping(Statuses(rig.kube, rig.ledger, NODE)):
+        await until(lambda: rig.conditions(ready)["Ready"][0] == "False")
+    assert rig.conditions(ready)["Ready"][1] == "NotPrepared" and "digest" not in rig.told(ready)["status"]
+    assert rig.conditions(ready)["Verified"][:2] == ("True", "Verified")
 
 
 async def test_what_the_api_server_has_lost_is_written_from_the_ledger(rig: Rig, ready: CacheRef) -> None:
