@@ -181,7 +181,7 @@ class Bench:
     async def _bare(self, kube: KubeClient, nodes: Sequence[str]) -> None:
         """The peer: the same objects of nodes, written by nobody's order, as fast as one client does."""
         progress("the nodes' own writes alone …")
-        refs = [CacheRef(KIND, BARE, name, news.uid) for name, news in self.found.items()]
+        refs = [CacheRef("TritonKernelCache", BARE, name, news.uid) for name, news in self.found.items()]
         pairs = [(ref, node) for ref in refs for node in nodes]
         async with self._costs("bare", len(pairs)):
             began = time.monotonic()
