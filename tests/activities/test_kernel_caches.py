@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -17,7 +18,7 @@ from temporalio.testing import ActivityEnvironment
 from activities import kernel_caches
 from activities.cache import ClusterCache, StaleCacheError
 from activities.cache_signatures import CacheLook, CacheLooked, TellCache
-from activities.kernel_caches import ASK_SOON, ASKING, CHANGED, PULL_AGAIN, WRITE_AGAIN, KernelCaches
+from activities.kernel_caches import ASK_SOON, ASKING, AT_A_TIME, CHANGED, PULL_AGAIN, WRITE_AGAIN, KernelCaches
 from images.errors import RegistryError
 from kube.errors import AccessDenied, Conflict, Invalid, NotFound, Unavailable
 from planning.caches.model import FINALIZER, FORCE_ANNOTATION
@@ -387,10 +388,44 @@ async def test_a_thousand_nodes_are_told_side_by_side(monkeypatch: pytest.Monkey
     world.server.delete()
     world.temporal.orders.clear()
     world.temporal.refuses["n0003"] = RPCError("away", RPCStatusCode.UNAVAILABLE, b"")
+    monkeypatch.setattr(kernel_caches, "SENDING", 60.0)  # however slow the machine is
     with pytest.raises(RPCError):
         await world.look()
     assert len(world.temporal.orders) == 999, "one that fails keeps no other from being told"
     assert 1 < world.temporal.most <= 16
+
+
+def slow_temporal(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An eighth of a second by the look's clock for each order that Temporal takes."""
+    clock = SimpleNamespace(time=time.time, monotonic=lambda: len(world.temporal.orders) / 8)
+    monkeypatch.setattr(kernel_caches, "time", clock)
+
+
+async def test_what_a_look_has_no_time_to_send_the_next_one_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, *(f"n{number:02}" for number in range(60)))
+    slow_temporal(world, monkeypatch)
+    looked, looks = await world.look(), 1
+    assert looked.step is not None and looked.within == CHANGED
+    assert {sent.node for sent in looked.step.orders} == {node for node, _ in world.temporal.orders}
+    assert 8 <= len(looked.step.orders) <= 8 + 2 * AT_A_TIME
+    while looked.within == CHANGED:
+        looked, looks = await world.look(), looks + 1
+    told = [node for node, _ in world.temporal.orders]
+    assert len(told) == len(set(told)) == 60 and looks > 2
+
+
+async def test_nodes_let_go_in_as_many_looks_as_it_takes_but_at_once_by_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, *(f"n{number:02}" for number in range(60)))
+    await world.ready()
+    world.server.delete()
+    world.temporal.orders.clear()
+    slow_temporal(world, monkeypatch)
+    looked = await world.look()
+    assert looked.within == CHANGED and 0 < len(world.temporal.orders) < 60
+    assert world.server.cache is not None
+    world.server.cache["metadata"]["annotations"] = {FORCE_ANNOTATION: "true"}
+    assert (await world.look()).over
+    assert len({node for node, _ in world.temporal.orders}) == 60, "nobody looks after that"
 
 
 SECRET = {"kind": "Secret", "type": "kubernetes.io/dockerconfigjson", "data": {}}
