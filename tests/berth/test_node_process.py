@@ -215,7 +215,15 @@ class Cluster:
 
     async def status(self, cache: str, name: str, node: Process) -> dict[str, Any]:
         """The status on that node, once it is written: nobody waits for that."""
-        place = (status_name(cache, name), "-n", self.namespace, "-o", "json", "--ignore-not-found")
+        place = (
+            status_name(cache, name),
+            "-n",
+            self.namespace,
+            "-o",
+            "json",
+            "--ignore-not-found",
+            "--show-managed-fields",
+        )
         try:
             async with asyncio.timeout(DEADLINE):
                 while True:
