@@ -188,6 +188,11 @@ class Process:
             except TEMPORAL_AWAY as away:
                 self._temporal = None
                 self._hear(reason(away))
+            except (
+                Exception
+            ) as wrong:  # a certificate that cannot be read, perhaps: the kubelet is answered all the same
+                self._temporal = None
+                self._hear(f"{type(wrong).__name__}: {wrong}")
             await asyncio.sleep(pause)
             pause = min(2 * pause, _PAUSES[1])
 

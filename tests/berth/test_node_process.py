@@ -161,6 +161,17 @@ async def test_the_kubelet_is_answered_while_everything_else_is_away(folder: Pat
         assert "berth-node stopped on request" in node.log
 
 
+async def test_what_is_wrong_with_temporals_configuration_is_told_and_ends_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEMPORAL_TLS_CLIENT_CERT_PATH", str(folder / "no-such-file"))
+    monkeypatch.setenv("TEMPORAL_TLS_CLIENT_KEY_PATH", str(folder / "no-such-file"))
+    with node_process(folder, "node-1", dead_cluster(folder / "config"), DEAD) as node:
+        await node.says(503, "Temporal cannot be reached: ", "no-such-file")
+        assert await node.probe()
+        assert node.ends() == 0
+
+
 async def test_a_second_process_says_who_is_in_the_way(folder: Path) -> None:
     ledger = Ledger(folder / "berth")
     try:
@@ -215,7 +226,15 @@ class Cluster:
 
     async def status(self, cache: str, name: str, node: Process) -> dict[str, Any]:
         """The status on that node, once it is written: nobody waits for that."""
-        place = (status_name(cache, name), "-n", self.namespace, "-o", "json", "--ignore-not-found")
+        place = (
+            status_name(cache, name),
+            "-n",
+            self.namespace,
+            "-o",
+            "json",
+            "--ignore-not-found",
+            "--show-managed-fields",
+        )
         try:
             async with asyncio.timeout(DEADLINE):
                 while True:
