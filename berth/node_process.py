@@ -16,6 +16,7 @@ from pathlib import Path
 from temporalio.client import Client
 from temporalio.worker import Worker
 
+from activities.cache_signatures import node_attributes
 from activities.signatures import TASK_QUEUE
 from berth.process import ProcessOptions, connect_temporal, ended, run_process, serve_http
 from controller.outage import TEMPORAL_AWAY, reason
@@ -163,6 +164,8 @@ class Process:
                         found,
                         id=node_id(self._name),
                         task_queue=TASK_QUEUE,
+                        search_attributes=node_attributes(self._name),
+                        static_summary=f"Node {self._name}",
                         start_signal=INVENTORY,
                         start_signal_args=[found],
                     )
