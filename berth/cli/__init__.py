@@ -38,7 +38,6 @@ def command_line(*, processes_only: bool = False) -> typer.Typer:
         cache_commands.register(app)
         recommend_command.register(app)
         simulate_command.register(app)
-        cache_commands.register(app)
     process_commands.register(app)
     return app
 
