@@ -43,4 +43,4 @@ def command_line(*, processes_only: bool = False) -> typer.Typer:
 
 
 def main() -> None:
-    command_line(processes_only=sys.argv[1:2] in (["controller"], ["worker"]))()
+    command_line(processes_only=sys.argv[1:2] in (["controller"], ["worker"], ["node"]))()
