@@ -88,6 +88,7 @@ def meter_provider(registry: CollectorRegistry = REGISTRY) -> MeterProvider:
         "warp_gpuworkload_time_to_placement": WAIT_BUCKETS,
         "berth_decision_duration": DURATION_BUCKETS,
         "berth_admission_duration": ANSWER_BUCKETS,
+        "berth_cache_extraction": WAIT_BUCKETS,
     }
     views = [
         View(instrument_name=name, aggregation=ExplicitBucketHistogramAggregation(bounds))

@@ -20,6 +20,7 @@ FILE_MODE, FOLDER_MODE = 0o666, 0o777
 
 _CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
 _LEFT_BY_TRITON = "tmp.pid_"  # what an interrupted Triton leaves behind
+_OURS = ".berth"  # at the top of every mounted cache: berth's own, and no part of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ def _walk(folder: str, before: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
     with os.scandir(folder) as listing:
         entries = list(listing)
     for entry in entries:
-        if entry.name.startswith(_LEFT_BY_TRITON):
+        if entry.name.startswith(_LEFT_BY_TRITON) or before + entry.name == _OURS:
             continue
         path = before + entry.name
         wrong = wrong_path(path.encode("utf-8", "surrogateescape"))

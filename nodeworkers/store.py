@@ -126,11 +126,7 @@ class Store:
         """Removes caches, longest unused first and never one of `in_use` (digests), until `needed` bytes fit into the
         quota: those removed. Refused (NoSpace) if they do not fit even so; nothing is removed then.
         """
-        stored = []
-        for each in self.cached():
-            moved = self._relocations / _name(each.digest)
-            size = each.size + (du(moved) if moved.exists() else 0)
-            stored.append(Stored(each.digest, size, (each.content.parent / "image.json").stat().st_mtime))
+        stored = self._stored()
         chosen = to_remove(stored, needed, self.quota, in_use)
         if chosen is None:
             held = sum(each.size for each in stored if each.digest in in_use)
@@ -142,6 +138,18 @@ class Store:
         for digest in chosen:
             self.remove(digest)
         return chosen
+
+    def taken(self) -> int:
+        """Bytes that count against the quota now."""
+        return sum(each.size for each in self._stored())
+
+    def _stored(self) -> list[Stored]:
+        found = []
+        for each in self.cached():
+            moved = self._relocations / _name(each.digest)
+            size = each.size + (du(moved) if moved.exists() else 0)
+            found.append(Stored(each.digest, size, (each.content.parent / "image.json").stat().st_mtime))
+        return found
 
     def remove(self, digest: str) -> None:
         """Removes a cache and its relocations. Whoever has it mounted must have let go of it first."""

@@ -38,10 +38,9 @@ def command_line(*, processes_only: bool = False) -> typer.Typer:
         cache_commands.register(app)
         recommend_command.register(app)
         simulate_command.register(app)
-        cache_commands.register(app)
     process_commands.register(app)
     return app
 
 
 def main() -> None:
-    command_line(processes_only=sys.argv[1:2] in (["controller"], ["worker"]))()
+    command_line(processes_only=sys.argv[1:2] in (["controller"], ["worker"], ["node"]))()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from berth.cli import cache_signatures, cache_transfer
+from berth.cli import cache_export, cache_signatures, cache_transfer
 from berth.cli.cache_transfer import refusals_for_people
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ def register(app: typer.Typer) -> None:
     group.command()(inspect)
     cache_transfer.register(group)
     cache_signatures.register(group)
+    cache_export.register(group)
     app.add_typer(group, name="cache")
 
 

@@ -119,15 +119,15 @@ def node(
             node_name,
             root.absolute(),
             kubelet_root.absolute(),
-            _bytes(quota, "--quota"),
-            _bytes(upper_limit, "--upper-limit"),
+            size_of(quota, "--quota"),
+            size_of(upper_limit, "--upper-limit"),
             simulated_gpus,
         ),
     )
 
 
-def _bytes(text: str, option: str) -> int:
-    """A size as Kubernetes writes it (`100Gi`, `500M`)."""
+def size_of(text: str, option: str) -> int:
+    """A size as Kubernetes writes it (`100Gi`, `500M`), in bytes. Raises BadParameter, which names the option."""
     from planning.quantities import quantity
 
     try:

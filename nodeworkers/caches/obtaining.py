@@ -5,6 +5,7 @@ the node's GPUs before its layers come and once more when they are extracted. Fo
 from __future__ import annotations
 
 import asyncio
+import time
 import weakref
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -18,6 +19,7 @@ from images.inspection import differences
 from images.reference import Reference
 from images.refused import Refused
 from images.registry import Registry
+from nodeworkers import metrics
 from nodeworkers.caches.carrying import in_thread, staged
 from nodeworkers.caches.look import Look
 from nodeworkers.caches.pulling import About, Chosen, Incoming, chosen_image, pick
@@ -94,13 +96,16 @@ class Images:
             layers = await self._incoming.fetch(registry, reference, chosen)
             look.doing = lambda: f"extracting {chosen.digest}"
             async with staged(self._store) as content:
+                begun = time.monotonic()
                 extracted = await extract(layers, chosen.image.kind, content)
+                metrics.extracted(time.monotonic() - begun, extracted.bytes)
                 warnings = (*chosen.image.packed.problems, *differences(chosen.image, extracted, chosen.target))
                 about = About.made(goal, chosen, extracted, warnings)
                 look.preflight(self._hardware, about.targets)
                 async with self._room:
                     in_use = await in_thread(self._ledger.digests) | set(self._needed)
                     cached = await in_thread(self._store.keep, content, chosen.digest, about.told(), in_use)
+                    metrics.on_disk(await in_thread(self._store.taken), self._store.quota)
         except RegistryError as error:
             if error.kind != "away":
                 await self._incoming.discard(chosen.digest)

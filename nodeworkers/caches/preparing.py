@@ -24,8 +24,9 @@ from images.reference import Reference, is_digest
 from images.registry import Registry
 from images.signatures.repository import ImageRepository
 from images.signatures.verify import roots_of, verify
+from nodeworkers import metrics
 from nodeworkers.caches.carrying import beating, in_thread
-from nodeworkers.caches.look import TOLD, Look
+from nodeworkers.caches.look import REFUSALS, TOLD, Look
 from nodeworkers.caches.obtaining import Images
 from nodeworkers.caches.pulling import About
 from nodeworkers.caches.reporting import Statuses
@@ -72,6 +73,7 @@ class Caches:
         self._statuses = statuses
         self._open = open_registry
         self._turns: Turns[Report] = Turns()
+        metrics.begin(REFUSALS)
 
     @activity.defn(name=PREPARE)
     async def prepare(self, task: NodeTask) -> Report:
@@ -179,6 +181,8 @@ class Caches:
         if stopped.reason == "Gone":
             row = replace(row, state="Removing")
         else:
+            if stopped.outcome == "failed":
+                metrics.refused(stopped.reason)
             if stopped.outcome == "incompatible" and look.compatible.status != "False":
                 look.compatible = Check("False", stopped.reason, stopped.message)
             row = look.stopped(order, stopped)
@@ -201,6 +205,7 @@ class Caches:
     ) -> Report:
         mounts = await in_thread(self._ledger.mounts_of, row.uid)
         pods = len({mount.pod_uid for mount in mounts})
+        metrics.carried_out(outcome)
         return Report(self._node, order.epoch, outcome, row.serves, reason, cut(message, TOLD), pods, within)
 
     # ---- remove

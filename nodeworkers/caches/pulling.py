@@ -20,6 +20,7 @@ from images.extraction import Extracted
 from images.reference import Reference
 from images.refused import Refused
 from images.registry import Registry
+from nodeworkers import metrics
 from nodeworkers.caches.stopped import Stopped
 from nodeworkers.store import Cached
 from planning.caches import labels, limits
@@ -163,7 +164,12 @@ class Incoming:
             for layer, place in zip(chosen.image.layers, places, strict=True)
             if not place.exists()
         }
-        await registry.blobs(reference, [(blob, place) for place, blob in wanted.items()])
+        before = self.there(chosen.digest)
+        try:
+            await registry.blobs(reference, [(blob, place) for place, blob in wanted.items()])
+        finally:
+            # Less than before: what had come of a layer was not what its digest says, and is gone.
+            metrics.pulled(max(0, self.there(chosen.digest) - before))
         return places
 
     def there(self, digest: str) -> int:

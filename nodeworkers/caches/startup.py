@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from nodeworkers import metrics
 from nodeworkers.caches.pulling import Incoming
 from nodeworkers.ledger import Ledger
 from nodeworkers.store import Store
@@ -20,6 +21,7 @@ def put_in_order(ledger: Ledger, store: Store, incoming: Incoming) -> list[str]:
         told.append(f"{swept} images or parts of such that were not whole are gone from {store.root}")
     if swept := incoming.sweep():
         told.append(f"{swept} images that were being fetched a day ago are given up")
+    metrics.on_disk(store.taken(), store.quota)
     lost = False
     for cache in ledger.caches():
         row = cache

@@ -110,6 +110,18 @@ def test_a_folder_of_which_no_image_can_be_made(tmp_path: Path, make: str) -> No
         files(tmp_path)
 
 
+def test_a_mounted_cache_is_listed_without_what_is_berths(tmp_path: Path) -> None:
+    folder = caches.kernel(tmp_path)
+    mine = files(tmp_path)
+    (tmp_path / ".berth" / "python").mkdir(parents=True)
+    (tmp_path / ".berth" / "python" / "sitecustomize.py").touch()
+    (tmp_path / ".berth" / "link").symlink_to("/etc/passwd")
+    assert files(tmp_path) == mine
+    (folder / ".berth").mkdir()
+    (folder / ".berth" / "x").touch()
+    assert len(files(tmp_path)) == len(mine) + 1, "only at the top"
+
+
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=20) | st.just("0" * 64),
     lambda inner: st.lists(inner, max_size=3)

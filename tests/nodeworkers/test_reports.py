@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from opentelemetry import metrics
-from prometheus_client import CollectorRegistry, generate_latest
 
-from berth.telemetry import meter_provider
-from nodeworkers import metrics as node_metrics
 from nodeworkers.csi import reports as reports_module
 from nodeworkers.csi.reports import FILE_BYTES, FILES, KERNELS, MICROSECONDS, Reports, make_room, read_reports
 from nodeworkers.ledger import Ledger, Mount
 from planning.caches.hits import Seen
 from planning.caches.volumes import NodeCache
+from tests.nodeworkers.conftest import Read
 
-CACHE = NodeCache(uid="c-1", kind="TritonKernelCache", namespace="team-a", name="llama", state="Ready", digest="d1")
+CACHE = NodeCache(
+    uid="c-1",
+    kind="TritonKernelCache",
+    namespace="team-a",
+    name="llama",
+    state="Ready",
+    digest="d1",
+    goal="d1",
+    compatible=True,
+)
 CLUSTERS = NodeCache(uid="c-2", kind="TritonKernelCacheCluster", namespace="", name="shared", digest="d1")
 
 
@@ -242,27 +247,6 @@ async def test_the_watch_goes_on_whatever_goes_wrong(ledger: Ledger, monkeypatch
 
 # ---- Prometheus
 
-Read = Callable[[], dict[str, float]]
-
-
-@pytest.fixture
-def scraped(monkeypatch: pytest.MonkeyPatch) -> Iterator[Read]:
-    """The series as they are scraped; the module's instruments are made anew, for a registry of the test's own."""
-    registry = CollectorRegistry()
-    provider = meter_provider(registry)
-    monkeypatch.setattr(metrics, "get_meter", provider.get_meter)
-    importlib.reload(node_metrics)
-
-    def scrape() -> dict[str, float]:
-        lines = generate_latest(registry).decode().splitlines()
-        pairs = [line.rsplit(" ", 1) for line in lines if line.startswith("berth_")]
-        return {name: float(value) for name, value in pairs}
-
-    yield scrape
-    provider.shutdown()
-    monkeypatch.undo()
-    importlib.reload(node_metrics)
-
 
 def test_what_is_scraped(upper: Path, ledger: Ledger, scraped: Read) -> None:
     assert scraped() == {}
@@ -273,6 +257,7 @@ def test_what_is_scraped(upper: Path, ledger: Ledger, scraped: Read) -> None:
     reports.look()
     pod = '{cache="team-a/llama",pod="team-a/p"}'
     every = {
+        'berth_cache_ready{cache="team-a/llama"}': 1, 'berth_cache_ready{cache="shared"}': 0,
         'berth_cache_mounts{cache="team-a/llama"}': 1, 'berth_cache_mounts{cache="shared"}': 0,
         'berth_cache_hits_total{cache="team-a/llama"}': 3, 'berth_cache_misses_total{cache="team-a/llama"}': 1,
         'berth_cache_compile_seconds_total{cache="team-a/llama"}': 0.5,
@@ -285,4 +270,8 @@ def test_what_is_scraped(upper: Path, ledger: Ledger, scraped: Read) -> None:
     ledger.put_mount(mount("v3", "", CLUSTERS))
     ledger.remove_cache("c-1")
     reports.look()
-    assert scraped() == {'berth_cache_mounts{cache="shared"}': 1}
+    assert scraped() == {'berth_cache_mounts{cache="shared"}': 1, 'berth_cache_ready{cache="shared"}': 0}
+    for other in (replace(CLUSTERS, state="Removing"), replace(CLUSTERS, state="Failed", compatible=False)):
+        ledger.put_cache(other)
+        reports.look()
+        assert scraped() == {'berth_cache_mounts{cache="shared"}': 1}, "nobody waits for it here"
