@@ -9,14 +9,13 @@ from activities.cache import ClusterCache
 from crds.kernelcache import TritonKernelCacheClusterSpec, TritonKernelCacheSpec
 from crds.settings import SETTINGS_NAMESPACE
 from images.credentials import BadCredentials, Credentials
-from images.signatures.verify import roots_of
 from kube.client import KubeClient
 from kube.errors import AccessDenied, NotFound
 from kube.resources import CONFIGMAPS, SECRETS
 from planning.caches.grants import missing_grant
 from planning.caches.orders import CacheRef
 from planning.caches.rules import concerning, fingerprint
-from planning.caches.trust import Knobs
+from planning.caches.trust import Knobs, roots_of
 
 
 class NoCredentials(Exception):

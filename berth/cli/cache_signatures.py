@@ -116,9 +116,8 @@ def verify(
     from images.reference import Reference
     from images.registry import Registry
     from images.signatures.repository import ImageRepository
-    from images.signatures.verify import roots_of
     from images.signatures.verify import verify as check
-    from planning.caches.trust import Findings, Knobs, demand, judge
+    from planning.caches.trust import Findings, Knobs, demand, judge, roots_of
     from stack.errors import StackError
 
     async def run() -> tuple[str, Findings]:

@@ -24,8 +24,8 @@ from typing import Any
 from crds.kernelcachepolicy import Signer
 from images.signatures import limits
 from images.signatures.envelopes import Candidate
-from images.signatures.verification import Check, RootKey, Verification
-from planning.caches.trust import Signature
+from images.signatures.verification import Check, Verification
+from planning.caches.trust import RootKey, Signature
 
 # What cryptography loads when it first checks something; then files can no longer be opened.
 _LATE = (

@@ -18,15 +18,12 @@ from crds.kernelcachepolicy import Certificate, Signer
 from images.signatures import certificates, keys
 from images.signatures.documents import BadSignature, shown
 from images.signatures.envelopes import Candidate, NoImageSignature, Signed, take_apart
-from planning.caches.trust import Signature
+from planning.caches.trust import RootKey, Signature
 
 if TYPE_CHECKING:  # what sigstore needs takes most of a second to load, and pinned keys need none of it
     from images.signatures.trustedroot import TrustedRoot
 
 _TOLD = 480  # characters of one finding
-
-RootKey = tuple[str, str]
-"""A ConfigMap of berth-system and its key."""
 
 
 class BadSigner(Exception):

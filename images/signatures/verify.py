@@ -15,8 +15,8 @@ from pathlib import Path
 from images.signatures import child, limits
 from images.signatures.discovery import Repository, discover
 from images.signatures.documents import shown
-from images.signatures.verification import Check, RootKey
-from planning.caches.trust import Findings, Policy, Signature
+from images.signatures.verification import Check
+from planning.caches.trust import Findings, Policy, RootKey, Signature
 
 _HOME = Path(__file__).resolve().parents[2]
 
@@ -24,16 +24,6 @@ _HOME = Path(__file__).resolve().parents[2]
 def checks_of(policies: Iterable[Policy]) -> list[Check]:
     """All signers of all policies."""
     return [Check(policy.name, signer) for policy in policies if policy.spec for signer in policy.spec.signers]
-
-
-def roots_of(policies: Iterable[Policy]) -> set[RootKey]:
-    """The ConfigMaps of berth-system, with their keys, in which the policies' trusted roots lie."""
-    return {
-        (named.name, named.key)
-        for check in checks_of(policies)
-        for holder in (check.signer.keyless, check.signer.certificate)
-        if holder is not None and (named := holder.trusted_root) is not None
-    }
 
 
 async def verify(

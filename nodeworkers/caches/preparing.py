@@ -23,7 +23,7 @@ from images.endpoints import settings_of
 from images.reference import Reference, is_digest
 from images.registry import Registry
 from images.signatures.repository import ImageRepository
-from images.signatures.verify import roots_of, verify
+from images.signatures.verify import verify
 from nodeworkers import metrics
 from nodeworkers.caches.carrying import beating, in_thread
 from nodeworkers.caches.look import REFUSALS, TOLD, Look
@@ -40,7 +40,7 @@ from planning.caches import labels
 from planning.caches.hits import predict
 from planning.caches.node_status import Check, cut
 from planning.caches.orders import PREPARE, REMOVE, CacheRef, NodeOrder, NodeTask, Outcome, Report
-from planning.caches.trust import Findings, Knobs, Verdict, demand, judge
+from planning.caches.trust import Findings, Knobs, Verdict, demand, judge, roots_of
 from planning.caches.volumes import NodeCache
 
 OpenRegistry = Callable[[Endpoints, Credentials], AbstractAsyncContextManager[Registry]]

@@ -24,7 +24,6 @@ from crds.kernelcache import (
 from crds.kernelcachepolicy import KernelCachePolicySpec
 from crds.settings import SETTINGS_KEY, SETTINGS_NAME, SETTINGS_NAMESPACE, Settings
 from images.credentials import BadCredentials, Credentials
-from images.signatures.verification import RootKey
 from kube.client import KubeClient
 from kube.errors import AccessDenied, NotFound
 from kube.resources import (
@@ -37,7 +36,7 @@ from kube.resources import (
 from nodeworkers.caches.stopped import Stopped, later
 from planning.caches.grants import missing_grant
 from planning.caches.orders import CacheRef
-from planning.caches.trust import Knobs, Policy
+from planning.caches.trust import Knobs, Policy, RootKey
 
 
 @dataclass(frozen=True, slots=True)

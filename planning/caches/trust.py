@@ -37,6 +37,17 @@ class Policy:
     problem: str = ""
 
 
+RootKey = tuple[str, str]
+"""A ConfigMap of berth-system and the key in it."""
+
+
+def roots_of(policies: Iterable[Policy]) -> set[RootKey]:
+    """Where the trusted roots lie that the policies name."""
+    signers = [signer for policy in policies if policy.spec for signer in policy.spec.signers]
+    holders = [holder for signer in signers for holder in (signer.keyless, signer.certificate) if holder is not None]
+    return {(named.name, named.key) for holder in holders if (named := holder.trusted_root) is not None}
+
+
 @dataclass(frozen=True, slots=True)
 class Knobs:
     """`verifyEnabled` and `allowUnsignedImages` of berth-settings."""

@@ -19,8 +19,8 @@ from crds.kernelcachepolicy import Signer
 from images.signatures import child, limits, signing
 from images.signatures.envelopes import Candidate
 from images.signatures.verification import Check
-from images.signatures.verify import roots_of, verify
-from planning.caches.trust import Findings, Knobs, Policy, demand, judge
+from images.signatures.verify import verify
+from planning.caches.trust import Findings, Knobs, Policy, demand, judge, roots_of
 from tests.images.signatures.rig import (
     DIGEST,
     NOW,
