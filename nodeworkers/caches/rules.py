@@ -24,7 +24,7 @@ from crds.kernelcache import (
 from crds.kernelcachepolicy import KernelCachePolicySpec
 from crds.settings import SETTINGS_KEY, SETTINGS_NAME, SETTINGS_NAMESPACE, Settings
 from images.credentials import BadCredentials, Credentials
-from images.signatures.verification import RootKey
+from images.signatures.request import RootKey
 from kube.client import KubeClient
 from kube.errors import AccessDenied, NotFound
 from kube.resources import (
