@@ -14,7 +14,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -24,8 +24,8 @@ from typing import Any
 from crds.kernelcachepolicy import Signer
 from images.signatures import limits
 from images.signatures.envelopes import Candidate
-from images.signatures.verification import Check, Verification
-from planning.caches.trust import RootKey, Signature
+from images.signatures.request import Check
+from images.signatures.verification import Verification
 
 # What cryptography loads when it first checks something; then files can no longer be opened.
 _LATE = (
@@ -36,45 +36,6 @@ _LATE = (
 _NOBODY = 65534
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 _CLONE_NEWNET = 0x40000000
-
-
-def pack(
-    digest: str, checks: Sequence[Check], roots: Mapping[RootKey, bytes], candidates: Sequence[Candidate], now: float
-) -> bytes:
-    """The request."""
-    return json.dumps(
-        {
-            "digest": digest,
-            "now": now,
-            "checks": [[check.policy, check.signer.model_dump(by_alias=True, exclude_none=True)] for check in checks],
-            "roots": [[*key, base64.b64encode(raw).decode()] for key, raw in roots.items()],
-            "candidates": [
-                {
-                    "place": each.place,
-                    "form": each.form,
-                    "content": base64.b64encode(each.content).decode(),
-                    "annotations": dict(each.annotations),
-                    "problem": each.problem,
-                }
-                for each in candidates
-            ],
-        }
-    ).encode()
-
-
-def unpack(answer: bytes) -> list[Signature | None]:
-    """What was found of each candidate, in their order; None where it is no signature.
-
-    There are fewer where the child was ended.
-    """
-    found: list[Signature | None] = []
-    for line in answer.splitlines():
-        if (each := json.loads(line)) is None:
-            found.append(None)
-        else:
-            satisfied = frozenset((policy, name) for policy, name in each["satisfies"])
-            found.append(Signature(each["place"], each["signer"], satisfied, each["problem"]))
-    return found
 
 
 def run(request: Mapping[str, Any], write: Callable[[str], object]) -> None:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 
-from crds.kernelcachepolicy import Certificate, Signer
+from crds.kernelcachepolicy import Certificate
 from images.signatures import certificates, keys
 from images.signatures.documents import BadSignature, shown
 from images.signatures.envelopes import Candidate, NoImageSignature, Signed, take_apart
+from images.signatures.request import Check
 from planning.caches.trust import RootKey, Signature
 
 if TYPE_CHECKING:  # what sigstore needs takes most of a second to load, and pinned keys need none of it
@@ -28,14 +29,6 @@ _TOLD = 480  # characters of one finding
 
 class BadSigner(Exception):
     """Why nobody can be this signer: what a policy says, or a ConfigMap it names, is wrong."""
-
-
-@dataclass(frozen=True)
-class Check:
-    """One signer of one policy."""
-
-    policy: str
-    signer: Signer
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from images.signatures import child, limits
+from images.signatures import limits
 from images.signatures.discovery import Repository, discover
 from images.signatures.documents import shown
-from images.signatures.verification import Check
+from images.signatures.request import Check, pack, unpack
 from planning.caches.trust import Findings, Policy, RootKey, Signature
 
 _HOME = Path(__file__).resolve().parents[2]
@@ -48,8 +48,8 @@ async def verify(
     if len(checks) > limits.CHECKS:
         told = f"cannot be checked: the policies about this image name more than {limits.CHECKS} signers"
         return Findings(tuple(Signature(each.place, problem=told) for each in found.candidates), found.more)
-    answer, trouble = await _ask(child.pack(digest, checks, roots, found.candidates, now))
-    signatures = child.unpack(answer)
+    answer, trouble = await _ask(pack(digest, checks, roots, found.candidates, now))
+    signatures = unpack(answer)
     for each in found.candidates[len(signatures) :]:
         signatures.append(Signature(each.place, problem=f"was not looked at: {trouble}"))
     return Findings(tuple(each for each in signatures if each is not None), found.more)

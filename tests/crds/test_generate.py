@@ -77,7 +77,7 @@ def test_every_field_but_four_is_fixed_after_the_first_job() -> None:
         ("gpuworkloads", ["Model", "GPUs", "Strategy", "Phase", "Node", "Retries", "Age"]),
         ("gpuquotas", ["Cohort", "GPUs", "Used", "Borrowed", "Waiting", "Share", "Valid", "Age"]),
         ("gpureservations", ["Start", "End", "GPUs", "Reserved", "Used", "Lent", "Waiting", "Phase", "Age"]),
-        ("kernelcachepolicies", ["Images", "Signers", "Skipping", "Age"]),
+        ("kernelcachepolicies", ["Images", "Namespaces", "May skip", "Age"]),
         ("gpumodelprofiles", ["Model", "Runs", "P50", "P90", "Active GPUs", "Peak memory", "Age"]),
     ],
 )

@@ -21,8 +21,9 @@ from crds.kernelcachepolicy import KernelCachePolicySpec, Signer
 from images.descriptor import OCI_MANIFEST
 from images.signatures.discovery import Referrer, Unreadable, sig_tag
 from images.signatures.envelopes import BUNDLE_TYPE, SIMPLE_TYPE, Candidate
+from images.signatures.request import Check
 from images.signatures.signing import PrivateKey, referring
-from images.signatures.verification import Check, Verification
+from images.signatures.verification import Verification
 from planning.caches.trust import Policy, Signature
 
 DIGEST = "sha256:" + hashlib.sha256(b"the image").hexdigest()

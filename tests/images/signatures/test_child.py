@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crds.kernelcachepolicy import Signer
-from images.signatures import child, limits, signing
+from images.signatures import limits, signing
 from images.signatures.envelopes import Candidate
-from images.signatures.verification import Check
+from images.signatures.request import Check, pack
 from images.signatures.verify import verify
 from planning.caches.trust import Findings, Knobs, Policy, demand, judge, roots_of
 from tests.images.signatures.rig import (
@@ -129,7 +129,7 @@ def test_nothing_is_loaded_any_more_while_strangers_are_read() -> None:
         print(sorted(set(sys.modules) - before))
         print(sum("policy" not in line for line in lines), sum('"problem": ""' in line for line in lines))
     """
-    request = child.pack(DIGEST, [Check("team", each) for each in signers], roots(made), candidates, NOW)
+    request = pack(DIGEST, [Check("team", each) for each in signers], roots(made), candidates, NOW)
     assert run(script, request) == ["[]", f"{len(candidates)} 6"]
 
 
