@@ -11,7 +11,7 @@ from temporalio.common import SearchAttributePair, TypedSearchAttributes
 
 from activities.messages import KIND, NAME, NAMESPACE, NODE
 from activities.signatures import Versions
-from planning.caches.orders import CacheRef, Report
+from planning.caches.orders import CacheRef, NodeOrder, Report
 from planning.caches.rollout import Rollout, Step
 
 LOOK_AT_CACHE = "look_at_cache"
@@ -54,10 +54,16 @@ class CacheLooked:
 
 @dataclass
 class NodeCacheState:
-    """What the workflow of a cache on one node starts with."""
+    """What the workflow of a cache on one node starts with. Carried over continue-as-new: the `order` that is not
+    answered for good yet, `tries` that were in vain, `pods` and `told` as last reported.
+    """
 
     ref: CacheRef
     node: str
+    order: NodeOrder | None = None
+    tries: int = 0
+    pods: int = -1
+    told: Report | None = None
 
 
 @dataclass(frozen=True)

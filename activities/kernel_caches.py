@@ -7,9 +7,12 @@ epochs, and the node carries out the newer.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from opentelemetry import metrics
@@ -18,7 +21,7 @@ from temporalio.client import Client
 from temporalio.common import WorkflowIDReusePolicy
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.cache import ClusterCache
+from activities.cache import ClusterCache, StaleCacheError
 from activities.cache_signatures import (
     LOOK_AT_CACHE,
     TELL_CACHE,
@@ -35,12 +38,27 @@ from images.errors import RegistryError
 from images.reference import BadReference, Reference
 from images.registry import Registry
 from kube.client import KubeClient
-from kube.errors import Conflict, NotFound
+from kube.errors import Conflict, KubeError, NotFound
 from kube.events import EventRecorder
-from kube.resources import TRITONKERNELCACHECLUSTERS, TRITONKERNELCACHES, ObjectRef, Resource
+from kube.resources import NODES, TRITONKERNELCACHECLUSTERS, TRITONKERNELCACHES, ObjectRef, Resource
 from planning.caches.model import FINALIZER, CacheView, cache_view
 from planning.caches.orders import CacheRef, NodeOrder, cache_id, node_cache_id
-from planning.caches.rollout import Aim, Nodes, Rollout, Step, Target, Wanted, answered, applied, asks, farewell, step
+from planning.caches.rollout import (
+    Aim,
+    Nodes,
+    Refused,
+    Rollout,
+    Sent,
+    Step,
+    Target,
+    Wanted,
+    answered,
+    applied,
+    asks,
+    farewell,
+    images,
+    step,
+)
 from planning.caches.status import Standing, cache_status, news, worth
 from planning.times import timestamp
 
@@ -49,6 +67,16 @@ log = logging.getLogger(__name__)
 CATCH_UP = 6.0
 AGAIN = 600.0  # seconds between looks at a cache of which nothing is heard
 PULL_AGAIN = 30.0  # until a registry that did not answer is asked once more
+RESOLVE = 20.0  # seconds for a registry's answer, mirrors and all: a look must come to its end
+ASKING = 4  # registries that are waited for at once: all that a worker does in short steps shares 16 places
+ASK_SOON = 5.0
+CHANGED = 0.1  # seconds until a cache is looked at again that changed while something was written to it
+WRITE_AGAIN = 10.0  # and until a status is that could not be written
+AT_A_TIME = 16  # calls to Temporal, or to the API server
+# Seconds that a look may send orders for. When many caches begin at once, Temporal is slow: a look that outlives its
+# workflow task is lost, and its orders would all be sent anew.
+SENDING = 1.0
+_TOLD = 1024
 
 _meter = metrics.get_meter("berth.worker")
 _rollouts = _meter.create_counter("berth_cache_rollouts", description="Digests that were rolled out or given up")
@@ -71,10 +99,13 @@ class KernelCaches:
         self._kube = kube
         self._temporal = temporal
         self._events = events
+        self._asking = 0
 
     @activity.defn(name=LOOK_AT_CACHE)
     async def look(self, look: CacheLook) -> CacheLooked:
-        """One look. Raises KubeError or RPCError where API server or Temporal could not be asked: it is repeated."""
+        """One look. Raises KubeError or RPCError where API server or Temporal could not be asked, and StaleCacheError:
+        it is repeated.
+        """
         await self._cache.reach(look.fresh, CATCH_UP)
         view = await self._read(look.ref)
         epoch = int(time.time() * 1000)
@@ -85,13 +116,16 @@ class KernelCaches:
         if not view.finalizer:
             view = await self._with_finalizer(view)
             if view is None:
-                return CacheLooked("Changed", "it changed while its finalizer was added", within=0.1)
+                return CacheLooked("Changed", "it changed while its finalizer was added", within=CHANGED)
         found = await self._look_around(view, look)
         rollout, taken = replace(look.rollout, aim=found.aim), Step(found.aim)
         if view.spec is not None:
-            rules = await rules_of(self._cache, self._kube, found.aim.goal.image, view.ref)
-            taken = step(rollout, Wanted(view.generation, view.spec, rules), found.nodes, epoch)
-            await self._send(view.ref, taken)
+            named = sorted(images(found.aim))
+            rules = {image: await rules_of(self._cache, self._kube, image, view.ref) for image in named}
+            wanted = step(rollout, Wanted(view.generation, view.spec, rules), found.nodes, epoch)
+            taken = await self._send(view.ref, wanted)
+            if len(taken.orders) < len(wanted.orders):
+                found = replace(found, within=CHANGED)
         if taken.aim.goal != look.rollout.aim.goal and look.rollout.aim.goal.digest:
             _rollouts.add(1, {"kind": "rolled back" if taken.aim.rejected else "begun"})
         return await self._show(view, applied(rollout, taken), taken, found)
@@ -109,7 +143,7 @@ class KernelCaches:
         return cache_view(raw) if raw["metadata"]["uid"] == ref.uid else None
 
     async def _look_around(self, view: CacheView, look: CacheLook) -> _Found:
-        nodes = self._nodes(view, look.rechecked)
+        nodes = await self._nodes(look, view)
         aim = look.rollout.aim
         if view.spec is None:
             return _Found(nodes, aim, ("InvalidSpec", view.problem))
@@ -127,11 +161,12 @@ class KernelCaches:
                 aim = answered(aim, written, Target(image, reference.digest), now, follow=True)
             return _Found(nodes, aim)
         if asks(view.spec, aim, now):
-            try:
-                digest = await self._resolve(view, reference)
-            except (RegistryError, NoCredentials, BadSettings) as failed:
-                reason, within = _reason(failed)
-                return _Found(nodes, aim, (reason, str(failed)), within)
+            digest = await self._ask(view, reference, aim, now)
+            if isinstance(digest, Refused):
+                trouble = digest.reason, digest.message
+                return _Found(nodes, replace(aim, refused=digest), trouble, max(1.0, digest.until - now))
+            if digest is None:
+                return _Found(nodes, aim, within=ASK_SOON)
             aim = answered(aim, written, Target(image, digest), now, follow=policy.type == "OnTagChange")
         elif aim.reference != written:
             told = f"pullPolicy is Never, so nobody is asked what {written} stands for: give the image with its digest"
@@ -139,16 +174,51 @@ class KernelCaches:
         within = max(1.0, aim.asked_at + policy.interval_seconds - now) if periodic else AGAIN
         return _Found(nodes, aim, within=within)
 
-    def _nodes(self, view: CacheView, rechecked: list[str]) -> Nodes:
-        drivers = set(self._cache.csi_nodes.items.values())
+    async def _nodes(self, look: CacheLook, view: CacheView | None) -> Nodes:
+        """The nodes as they are to a cache; None: it is gone. Raises StaleCacheError where the picture is too old."""
         known = {node.name: node for node in self._cache.nodes.items.values()}
-        wanted = view.spec.node_selector.items() if view.spec is not None else ()
+        gone = sorted(look.rollout.members.keys() - known.keys())
+        await _each(partial(self._miss, node) for node in gone)
+        drivers = set(self._cache.csi_nodes.items.values())
+        wanted = view.spec.node_selector.items() if view is not None and view.spec is not None else ()
         selected = {
             name: node.ready and not node.out_of_service
             for name, node in known.items()
             if name in drivers and all(node.labels.get(key) == value for key, value in wanted)
         }
-        return Nodes(selected, frozenset(known), frozenset(rechecked))
+        holding = frozenset(use.node for use in self._cache.uses_of(look.ref.uid))
+        return Nodes(selected, frozenset(known), frozenset(look.rechecked), holding)
+
+    async def _miss(self, node: str) -> None:
+        """A node that is deleted has no pods any more; that must not be said of one that this worker only has not seen
+        yet, because its watch is late.
+        """
+        try:
+            await self._kube.get(NODES, node)
+        except NotFound:
+            return
+        raise StaleCacheError(f"node {node} is there, and this worker has not seen it yet")
+
+    async def _ask(self, view: CacheView, reference: Reference, aim: Aim, now: float) -> str | Refused | None:
+        """The digest, or why there is none; None: others are asking, and their registries take their time."""
+        assert view.spec is not None  # noqa: S101 - looked at before
+        written, before = view.spec.oci_image.image, aim.refused
+        same = before is not None and (before.reference, before.generation) == (written, view.generation)
+        if before is not None and same and now < before.until:
+            return before
+        if self._asking >= ASKING:
+            return None
+        self._asking += 1
+        try:
+            async with asyncio.timeout(RESOLVE):
+                return await self._resolve(view, reference)
+        except TimeoutError:
+            slow = RegistryError("away", written, f"no answer within {RESOLVE:.0f} s")
+            return _refused(written, view.generation, slow, now)
+        except (RegistryError, NoCredentials, BadSettings) as failed:
+            return _refused(written, view.generation, failed, now)
+        finally:
+            self._asking -= 1
 
     async def _resolve(self, view: CacheView, reference: Reference) -> str:
         assert view.spec is not None  # noqa: S101 - looked at before
@@ -159,27 +229,37 @@ class KernelCaches:
 
     async def _gone(self, look: CacheLook, epoch: int) -> CacheLooked:
         """Somebody took the object away without waiting: nodes are told, and nobody is waited for."""
-        nodes = Nodes({}, frozenset(node.name for node in self._cache.nodes.items.values()))
-        taken = farewell(look.rollout, 0, nodes, epoch, forced=True)
+        taken = farewell(look.rollout, 0, await self._nodes(look, None), epoch, forced=True)
         await self._send(look.ref, taken)
         return CacheLooked("Deleted", "it is gone", taken, over=True)
 
     async def _leave(self, view: CacheView, look: CacheLook, epoch: int) -> CacheLooked:
-        nodes = self._nodes(view, look.rechecked)
-        taken = farewell(look.rollout, view.generation, nodes, epoch, forced=view.forced)
-        await self._send(view.ref, taken)
+        nodes = await self._nodes(look, view)
+        wanted = farewell(look.rollout, view.generation, nodes, epoch, forced=view.forced)
+        taken = await self._send(view.ref, wanted)
         if taken.over:
             if not await self._without_finalizer(view):
-                return CacheLooked("Deleting", "it changed while its finalizer was removed", taken, within=0.1)
+                return CacheLooked("Deleting", "it changed while its finalizer was removed", taken, within=CHANGED)
             return CacheLooked("Deleted", "every node has let go of it", taken, over=True)
-        return await self._show(view, applied(look.rollout, taken), taken, _Found(nodes, look.rollout.aim))
+        within = CHANGED if len(taken.orders) < len(wanted.orders) else AGAIN
+        found = _Found(nodes, look.rollout.aim, within=within)
+        return await self._show(view, applied(look.rollout, taken), taken, found)
 
-    async def _send(self, ref: CacheRef, taken: Step) -> None:
-        for sent in taken.orders:
-            _ordered.add(1, {"task": sent.order.task})
-            await self._order(ref, sent.node, sent.order)
-        for node in taken.forgotten:
-            await self._signal(node_cache_id(ref.uid, node), "dismiss")
+    async def _send(self, ref: CacheRef, wanted: Step) -> Step:
+        """The step as far as there was time for it; the next look finds the rest. A last one is taken whole."""
+        until = time.monotonic() + SENDING
+        sent: dict[str, Sent] = {}
+
+        async def one(each: Sent) -> None:
+            if sent and not wanted.over and time.monotonic() > until:
+                return
+            _ordered.add(1, {"task": each.order.task})
+            await self._order(ref, each.node, each.order)
+            sent[each.node] = each
+
+        await _each(partial(one, each) for each in wanted.orders)
+        await _each(partial(self._signal, node_cache_id(ref.uid, node), "dismiss") for node in wanted.forgotten)
+        return replace(wanted, orders=tuple(each for each in wanted.orders if each.node in sent))
 
     async def _order(self, ref: CacheRef, node: str, order: NodeOrder) -> None:
         await self._temporal.start_workflow(
@@ -208,23 +288,29 @@ class KernelCaches:
         ready = next(each for each in due["conditions"] if each["type"] == "Ready")
         wait, within = worth(view, due, now), found.within
         if wait == 0.0:
-            if await self._write(view, {**due, "updated": timestamp(now)}):
+            again = await self._write(view, {**due, "updated": timestamp(now)})
+            if again is None:
                 self._tell_people(view, due)
             else:
-                within = 0.1
+                within = min(within, again)
         elif wait is not None:
             within = min(within, wait)
         return CacheLooked(ready["reason"], ready["message"], taken, within=within)
 
-    async def _write(self, view: CacheView, status: dict[str, Any]) -> bool:
-        """False: it changed since it was read, and is to be looked at again."""
+    async def _write(self, view: CacheView, status: dict[str, Any]) -> float | None:
+        """None: it is written; else after how many seconds to look again. Never raises KubeError, for nodes were given
+        their orders already: a look that failed now would give them all anew.
+        """
         body = {"metadata": {"uid": view.ref.uid, "resourceVersion": view.resource_version}, "status": status}
         ref = view.ref
         try:
             await self._kube.merge_patch(_resource(ref), ref.name, ref.namespace or None, body, subresource="status")
         except (Conflict, NotFound):
-            return False
-        return True
+            return CHANGED
+        except KubeError as refused:
+            log.warning("the status of %s is not written: %s", ref.told, refused)
+            return WRITE_AGAIN
+        return None
 
     def _tell_people(self, view: CacheView, due: dict[str, Any]) -> None:
         """An Event for each condition that turned."""
@@ -270,8 +356,26 @@ class KernelCaches:
             return None
 
 
+async def _each(calls: Iterable[Callable[[], Awaitable[None]]]) -> None:
+    """Makes all calls, a few at a time, and raises what the first of those that failed did."""
+    gate = asyncio.Semaphore(AT_A_TIME)
+
+    async def one(call: Callable[[], Awaitable[None]]) -> None:
+        async with gate:
+            await call()
+
+    for failed in await asyncio.gather(*(one(call) for call in calls), return_exceptions=True):
+        if failed is not None:
+            raise failed
+
+
 def _resource(ref: CacheRef) -> Resource:
     return TRITONKERNELCACHES if ref.namespace else TRITONKERNELCACHECLUSTERS
+
+
+def _refused(written: str, generation: int, failed: RegistryError | NoCredentials | BadSettings, now: float) -> Refused:
+    reason, within = _reason(failed)
+    return Refused(written, generation, reason, str(failed)[:_TOLD], now + within)
 
 
 def _reason(failed: RegistryError | NoCredentials | BadSettings) -> tuple[str, float]:

@@ -49,6 +49,8 @@ async def credentials_of(kube: KubeClient, spec: TritonKernelCacheSpec, ref: Cac
         return Credentials()
     if isinstance(spec, TritonKernelCacheClusterSpec):
         namespace = spec.oci_image.pull_secret_namespace or ""
+        if not namespace:
+            raise NoCredentials("PullSecretMissing", "its pullSecret needs a pullSecretNamespace: give both")
     try:
         return Credentials.from_secret(await kube.get(SECRETS, secret, namespace))
     except AccessDenied:

@@ -8,6 +8,7 @@ sweep, which pokes every cache when a term begins and every so often after.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from activities.messages import Poke
 from activities.signatures import TASK_QUEUE, Versions
 from controller.digests import NodeDigest
 from controller.outage import ANSWER, TEMPORAL_AWAY, reason
-from crds.settings import SETTINGS_NAMESPACE
+from crds.settings import SETTINGS_NAME, SETTINGS_NAMESPACE
 from kube.client import KubeClient
 from kube.reflector import Change, Reflector
 from kube.resources import (
@@ -41,6 +42,7 @@ from workflows.placement import newest
 log = logging.getLogger(__name__)
 
 PAUSE = 0.25  # news waits a moment for company
+FLEET_PAUSE = 2.0  # and news of nodes longer: when a fleet starts, each of a thousand concerns a hundred caches
 CONCURRENCY = 16
 LONGEST_PAUSE = 15.0
 
@@ -70,6 +72,7 @@ class CacheWatch:
         self._temporal = temporal
         self._due = _Due()
         self._wake = asyncio.Event()
+        self._urgent = asyncio.Event()
         self.trouble = ""
         self.caches: Reflector[CacheDigest] = Reflector(
             kube, TRITONKERNELCACHES, project=cache_digest, on_change=self._cache_changed
@@ -80,7 +83,7 @@ class CacheWatch:
         self.policies: Reflector[int] = Reflector(
             kube, KERNELCACHEPOLICIES, project=_generation, on_change=self._policy_changed
         )
-        self.settings: Reflector[int] = Reflector(
+        self.settings: Reflector[tuple[bool, int]] = Reflector(
             kube, CONFIGMAPS, namespace=SETTINGS_NAMESPACE, project=_content, on_change=self._settings_changed
         )
         self.drivers: Reflector[str] = Reflector(kube, CSINODES, project=driver_on, on_change=self._driver_changed)
@@ -104,8 +107,11 @@ class CacheWatch:
         if before is not None and now is not None and (before.able, before.labels) == (now.able, now.labels):
             return
         nodes = [each for each in (before, now) if each is not None]
-        fitting = (each for each in self._digests() if any(_fits(each.selector, node.labels) for node in nodes))
-        self._poke([each.ref for each in fitting], {"nodes": version})
+        # One that is gone may also be about to let go of a cache that was for it once.
+        fitting = (
+            each for each in self._digests() if now is None or any(_fits(each.selector, node.labels) for node in nodes)
+        )
+        self._poke([each.ref for each in fitting], {"nodes": version}, urgent=False)
         if now is None and before is not None:
             self._due.nodes.add(before.name)
             self._wake.set()
@@ -114,8 +120,11 @@ class CacheWatch:
         failures = 0
         while True:
             await self._wake.wait()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._urgent.wait(), FLEET_PAUSE)
             await asyncio.sleep(PAUSE)
             self._wake.clear()
+            self._urgent.clear()
             if await self._deliver():
                 if failures:
                     self.sweep()  # Temporal may have come back without its data
@@ -150,13 +159,15 @@ class CacheWatch:
         if change.old != change.new:
             self._poke(self._everything(), {"kernelcachepolicies": change.resource_version})
 
-    def _settings_changed(self, change: Change[int]) -> None:
+    def _settings_changed(self, change: Change[tuple[bool, int]]) -> None:
         if change.old != change.new:
-            self._poke(self._everything(), {"configmaps": change.resource_version})
+            # A worker watches the settings alone, and would wait in vain for the version of a trusted root.
+            settings, _ = change.new or change.old or (False, 0)
+            self._poke(self._everything(), {"configmaps": change.resource_version} if settings else {})
 
     def _driver_changed(self, change: Change[str]) -> None:
         if change.old != change.new:
-            self._poke(self._everything(), {"csinodes": change.resource_version})
+            self._poke(self._everything(), {"csinodes": change.resource_version}, urgent=False)
 
     def _digests(self) -> Iterable[CacheDigest]:
         yield from self.caches.items.values()
@@ -165,11 +176,13 @@ class CacheWatch:
     def _everything(self) -> list[CacheRef]:
         return [each.ref for each in self._digests()]
 
-    def _poke(self, refs: Iterable[CacheRef], seen: Versions) -> None:
+    def _poke(self, refs: Iterable[CacheRef], seen: Versions, *, urgent: bool = True) -> None:
         for ref in refs:
             _, before = self._due.caches.get(ref.uid, (ref, {}))
             self._due.caches[ref.uid] = ref, newest(before, seen)
             self._wake.set()
+            if urgent:
+                self._urgent.set()
 
     # ---- telling them
 
@@ -207,7 +220,8 @@ class CacheWatch:
                 for name in due.nodes:
                     group.create_task(node(name))
         except BaseException:
-            self._poke([ref for ref, _ in due.caches.values()], {})
+            for ref, seen in due.caches.values():
+                self._poke([ref], seen)
             self._due.nodes |= due.nodes
             raise
         return not refused
@@ -272,5 +286,7 @@ def _generation(raw: Mapping[str, Any]) -> int:
     return int((raw.get("metadata") or {}).get("generation") or 0)
 
 
-def _content(raw: Mapping[str, Any]) -> int:
-    return hash(str(sorted((raw.get("data") or {}).items())))
+def _content(raw: Mapping[str, Any]) -> tuple[bool, int]:
+    """Of a ConfigMap: whether it is the settings, and something that is another where its data are."""
+    settings = (raw.get("metadata") or {}).get("name") == SETTINGS_NAME
+    return settings, hash(str(sorted((raw.get("data") or {}).items())))

@@ -82,8 +82,17 @@ def _immutability() -> list[Schema]:
 
 
 def column(name: str, path: str, kind: str = "string", **more: Any) -> Schema:
-    """A column of `kubectl get`; with `priority=1` it is shown by `-o wide` only."""
+    """A column of `kubectl get`; with `priority=1` it is shown by `-o wide` only.
+
+    Of a path with several results the API server shows the first and is silent about the rest; a path that ends in a
+    list shows it as JSON. So lists of texts can be columns, and names within a list of objects cannot.
+    """
     return {"name": name, "type": kind, "jsonPath": path, **more}
+
+
+def said(condition: str, what: str = "status") -> str:
+    """The path to what a condition says."""
+    return f'.status.conditions[?(@.type=="{condition}")].{what}'
 
 
 _CACHE = Definition(
@@ -98,16 +107,17 @@ _CACHE = Definition(
     status=TritonKernelCacheStatus,
     columns=[
         column("Image", ".spec.ociImage.image"),
-        column("Nodes", ".status.counts.nodes", "integer"),
-        column("Ready", ".status.counts.ready", "integer"),
-        column("Incompatible", ".status.counts.incompatible", "integer"),
-        column("Failed", ".status.counts.failed", "integer"),
-        column("Outdated", ".status.counts.outdated", "integer"),
+        column("Ready", ".status.rollout", description="Nodes that can mount it, of those that its selector takes."),
+        column("Reason", said("Ready", "reason"), description="Why it is ready, or is not."),
+        column("Verified", said("Verified")),
         column("Pods", ".status.counts.pods", "integer"),
-        column("Verified", '.status.conditions[?(@.type=="Verified")].status'),
         column("Age", ".metadata.creationTimestamp", "date"),
+        column("Incompatible", ".status.counts.incompatible", "integer", priority=1),
+        column("Failed", ".status.counts.failed", "integer", priority=1),
+        column("Outdated", ".status.counts.outdated", "integer", priority=1),
+        column("Tag", said("Outdated", "reason"), description="Whether its tag has moved on.", priority=1),
         column("Digest", ".status.resolvedDigest", priority=1),
-        column("Message", '.status.conditions[?(@.type=="Ready")].message', priority=1),
+        column("Message", said("Ready", "message"), priority=1),
     ],
 )
 
@@ -125,16 +135,16 @@ _CACHE_ON_NODE = Definition(
         column("Cache", ".spec.kernelCacheRef.name"),
         column("Node", ".spec.nodeName"),
         column("GPU", ".status.gpuType"),
-        column("Verified", '.status.conditions[?(@.type=="Verified")].status'),
-        column("Compatible", '.status.conditions[?(@.type=="Compatible")].status'),
-        column(
-            "Hits", '.status.conditions[?(@.type=="HitPredicted")].status', description="Whether hits are predicted."
-        ),
-        column("Ready", '.status.conditions[?(@.type=="Ready")].status'),
+        column("Ready", said("Ready")),
+        column("Reason", said("Ready", "reason"), description="Why it is ready, or is not."),
+        column("Verified", said("Verified")),
+        column("Hits", said("HitPredicted"), description="Whether hits are predicted."),
         column("Pods", ".status.podsUsing", "integer"),
         column("Age", ".metadata.creationTimestamp", "date"),
+        column("Compatible", said("Compatible"), priority=1),
+        column("Simulated", ".status.simulated", "boolean", priority=1),
         column("Digest", ".status.digest", priority=1),
-        column("Message", '.status.conditions[?(@.type=="Ready")].message', priority=1),
+        column("Message", said("Ready", "message"), priority=1),
     ],
     rules=[{"rule": "self.spec == oldSelf.spec", "fieldPath": ".spec", "message": "spec cannot change"}],
     selectable=(".spec.nodeName",),
@@ -181,10 +191,10 @@ DEFINITIONS = (
             column("Borrowed", ".status.borrowed.gpus", "integer"),
             column("Waiting", ".status.waiting", "integer"),
             column("Share", ".status.share"),
-            column("Valid", '.status.conditions[?(@.type=="Valid")].status'),
+            column("Valid", said("Valid")),
             column("Age", ".metadata.creationTimestamp", "date"),
             column("Lately", ".status.lately", priority=1),
-            column("Message", '.status.conditions[?(@.type=="Valid")].message', priority=1),
+            column("Message", said("Valid", "message"), priority=1),
         ],
     ),
     Definition(
@@ -207,7 +217,7 @@ DEFINITIONS = (
             column("Phase", ".status.phase"),
             column("Age", ".metadata.creationTimestamp", "date"),
             column("Namespaces", ".spec.namespaces", priority=1),
-            column("Message", '.status.conditions[?(@.type=="Reserved")].message', priority=1),
+            column("Message", said("Reserved", "message"), priority=1),
         ],
     ),
     Definition(
@@ -260,10 +270,10 @@ DEFINITIONS = (
         status=None,
         columns=[
             column("Images", ".spec.images"),
-            column("Signers", ".spec.signers[*].name"),
-            column("Skipping", ".spec.allowSkipping", "boolean"),
+            column("Namespaces", ".spec.namespaces", description="Whose caches; none: all."),
+            column("May skip", ".spec.allowSkipping", "boolean", description="Whether caches may go unverified."),
             column("Age", ".metadata.creationTimestamp", "date"),
-            column("Namespaces", ".spec.namespaces", priority=1),
+            column("First signer", ".spec.signers[0].name", priority=1),
         ],
     ),
 )

@@ -10,6 +10,7 @@ import ipaddress
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from yarl import URL
@@ -201,8 +202,11 @@ def _loopback(host: str) -> bool:
         return False
 
 
+@lru_cache(maxsize=4)
 def tls_context(authorities: str) -> ssl.SSLContext:
-    """Trusts the system's authorities and these (PEM). Raises BadSettings."""
+    """Trusts the system's authorities, as they were when this was first asked for, and these (PEM): to load the
+    system's takes tens of milliseconds. Raises BadSettings.
+    """
     context = ssl.create_default_context()
     if authorities:
         try:

@@ -28,7 +28,7 @@ RETRY = RetryPolicy(initial_interval=timedelta(milliseconds=200), maximum_interv
 # many as those that are still awaited, or after so long. A change of these, as of any wait, needs a patch marker.
 GOOD = ("ready", "incompatible", "removed")
 AWAITED_FOR_EACH = 4
-COMPANY = timedelta(seconds=5)
+COMPANY = 5.0  # seconds
 
 
 @workflow.defn(name="KernelCache", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
@@ -38,6 +38,8 @@ class KernelCache:
         self._state = state
         self._poked = False
         self._heard = 0  # good answers since the last look
+        self._looking = False
+        self._early: list[Report] = []
         self._phase = ""
 
     @workflow.signal(description="Something changed that may concern this cache: look again")
@@ -47,6 +49,13 @@ class KernelCache:
 
     @workflow.signal(description="A node tells what became of its order")
     def report(self, report: Report) -> None:
+        # An order's answer may be here before the look that gave the order has told of it.
+        if self._looking:
+            self._early.append(report)
+        else:
+            self._hear(report)
+
+    def _hear(self, report: Report) -> None:
         after = reported(self._state.rollout, report)
         if after is self._state.rollout:
             return
@@ -58,7 +67,7 @@ class KernelCache:
 
     @workflow.signal(description="A node's hardware or store is another: have it check the cache anew")
     def recheck(self, node: str) -> None:
-        if node in self._state.rollout.members and node not in self._state.rechecked:
+        if (self._looking or node in self._state.rollout.members) and node not in self._state.rechecked:
             self._state.rechecked.append(node)
             self._poked = True
 
@@ -82,23 +91,31 @@ class KernelCache:
 
     async def _look(self) -> CacheLooked:
         self._poked, self._heard = False, 0
-        rechecked = sorted(self._state.rechecked)
-        looked: CacheLooked = await workflow.execute_local_activity(
-            LOOK_AT_CACHE,
-            CacheLook(self._state.ref, self._state.rollout, self._state.seen, rechecked),
-            result_type=CacheLooked,
-            schedule_to_close_timeout=PATIENCE,
-            start_to_close_timeout=timedelta(seconds=60),
-            local_retry_threshold=LOCAL_RETRY,
-            retry_policy=RETRY,
-            summary="look",
-        )
-        if looked.step is not None:
-            self._state.rollout = applied(self._state.rollout, looked.step)
-            told = {sent.node for sent in looked.step.orders}
-            self._state.rechecked = [
-                node for node in self._state.rechecked if node not in told and node in self._state.rollout.members
-            ]
+        # What is heard during the look is not what it knew: a node that changes again meanwhile is told again.
+        rechecked, self._state.rechecked = sorted(self._state.rechecked), []
+        told: set[str] = set()
+        self._looking = True
+        try:
+            looked: CacheLooked = await workflow.execute_local_activity(
+                LOOK_AT_CACHE,
+                CacheLook(self._state.ref, self._state.rollout, self._state.seen, rechecked),
+                result_type=CacheLooked,
+                schedule_to_close_timeout=PATIENCE,
+                start_to_close_timeout=timedelta(seconds=60),
+                local_retry_threshold=LOCAL_RETRY,
+                retry_policy=RETRY,
+                summary="look",
+            )
+            if looked.step is not None:
+                self._state.rollout = applied(self._state.rollout, looked.step)
+                told = {sent.node for sent in looked.step.orders}
+        finally:
+            self._looking = False
+            due = {node for node in rechecked if node not in told}.union(self._state.rechecked)
+            self._state.rechecked = sorted(due & self._state.rollout.members.keys())
+            early, self._early = self._early, []
+            for report in early:
+                self._hear(report)
         return looked
 
     async def _sleep(self, seconds: float | None) -> None:
@@ -106,7 +123,8 @@ class KernelCache:
             await workflow.wait_condition(
                 lambda: self._poked or self._heard > 0, timeout=seconds, timeout_summary="look again"
             )
-            await workflow.wait_condition(lambda: self._enough, timeout=COMPANY, timeout_summary="more answers")
+            company = COMPANY if seconds is None else min(COMPANY, seconds)
+            await workflow.wait_condition(lambda: self._enough, timeout=company, timeout_summary="more answers")
 
     @property
     def _enough(self) -> bool:

@@ -38,9 +38,10 @@ class Node:
     @workflow.run
     async def run(self, state: NodeState) -> str:
         while True:
-            await workflow.wait_condition(lambda: self._changed or self._poked)
-            if workflow.info().is_continue_as_new_suggested() and not self._changed:
+            # Only while there is nothing to do: what is due is not carried over.
+            if workflow.info().is_continue_as_new_suggested() and not (self._changed or self._poked):
                 workflow.continue_as_new(self._state)
+            await workflow.wait_condition(lambda: self._changed or self._poked)
             changed, self._changed, self._poked = self._changed, False, False
             try:
                 looked: NodeLooked = await workflow.execute_local_activity(

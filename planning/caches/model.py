@@ -40,7 +40,8 @@ def cache_view(raw: object) -> CacheView:
     meta = mapping(obj.get("metadata"))
     whole = obj.get("kind") == CLUSTER_KIND
     spec, problem = (TritonKernelCacheClusterSpec if whole else TritonKernelCacheSpec).parse(obj.get("spec"))
-    finalizers = [str(each) for each in meta.get("finalizers") or ()]
+    found = meta.get("finalizers")
+    finalizers = [each for each in found if isinstance(each, str)] if isinstance(found, list) else []
     generation = meta.get("generation")
     return CacheView(
         ref=CacheRef(

@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from crds.kernelcache import Digest, MountPath
+from crds import kernelcache_node
+from crds.kernelcache import API_VERSION, Digest, MountPath
 from crds.kernelcache_node import MOST_GPUS, MOST_PODS, NodeCacheStatus, PodUse
 from planning.caches.compatibility import Verdict
 from planning.caches.orders import CacheRef
@@ -93,7 +94,12 @@ def document(ref: CacheRef, node: str, node_uid: str) -> dict[str, Any]:
     }
     if ref.namespace:
         metadata["namespace"] = ref.namespace
-    return {"metadata": metadata, "spec": {"nodeName": node, "kernelCacheRef": {"name": ref.name, "uid": ref.uid}}}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": kernelcache_node.KIND if ref.namespace else kernelcache_node.CLUSTER_KIND,
+        "metadata": metadata,
+        "spec": {"nodeName": node, "kernelCacheRef": {"name": ref.name, "uid": ref.uid}},
+    }
 
 
 def status(found: Findings, pods: Sequence[Pod], before: object, now: float) -> dict[str, Any]:

@@ -14,6 +14,9 @@ from crds.kernelcache import TritonKernelCacheSpec
 from planning.caches.orders import NodeOrder, Outcome, Report
 
 AT_ONCE = 64  # orders that are under way for one cache: what a registry and the control plane bear together
+SILENT = 600_000  # milliseconds, as epochs are: an order without an answer for so long no longer keeps others waiting
+MESSAGE = 240  # bytes that are kept of what each of a thousand nodes says; the node's own status has the whole
+_REASON = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +44,26 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
+class Refused:
+    """That a registry could not be asked: what for, under which `generation` of the spec, the reason and the sentence
+    for a condition, and the moment from which it is asked again.
+    """
+
+    reference: str
+    generation: int
+    reason: str
+    message: str
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
 class Aim:
     """What a rollout is about, apart from its nodes.
 
     `latest` is what the reference stood for when it was `asked` last, at `asked_at`; `reference` is the one that was
     asked for. `goal` is what nodes shall have, `good` the last that was ready everywhere. `rejected` is a digest that
-    was given up, `why`, and `under` which spec and rules.
+    was given up, `why`, and `under` which spec and rules. `refused`: why the registry said nothing when it was
+    asked last.
     """
 
     reference: str = ""
@@ -57,6 +74,7 @@ class Aim:
     rejected: str = ""
     why: str = ""
     under: str = ""
+    refused: Refused | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,21 +89,25 @@ class Rollout:
 @dataclass(frozen=True, slots=True)
 class Nodes:
     """The nodes as a look finds them. `selected`: those that the cache is for, and whether each is ready to be told
-    something; `alive`: all that there are; `rechecked`: those whose hardware or store is another than it was.
+    something; `alive`: all that there are; `rechecked`: those whose hardware or store is another than it was;
+    `holding`: those that show that they have the cache.
     """
 
     selected: Mapping[str, bool]
     alive: frozenset[str]
     rechecked: frozenset[str] = frozenset()
+    holding: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a cache's object asks for. `rules` stands for whatever decides about trust."""
+    """What a cache's object asks for. `rules`: for each image that an aim may name, what stands for whatever decides
+    about trust in it.
+    """
 
     generation: int
     spec: TritonKernelCacheSpec
-    rules: str
+    rules: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +121,12 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a look decides: the aim from now on, orders to send, nodes to forget, and whether a leave is complete."""
+    """What a look decides: the aim from now on, orders to send, nodes to forget, and whether a leave is complete.
+    `adopted`: nodes that have the cache although nothing is carried of them.
+    """
 
     aim: Aim
+    adopted: tuple[str, ...] = ()
     orders: tuple[Sent, ...] = ()
     forgotten: tuple[str, ...] = ()
     over: bool = False
@@ -125,7 +150,7 @@ def answered(aim: Aim, reference: str, latest: Target, now: float, follow: bool)
     reference that somebody wrote anew always is.
     """
     written = aim.reference != reference
-    aim = replace(aim, reference=reference, latest=latest, asked_at=now)
+    aim = replace(aim, reference=reference, latest=latest, asked_at=now, refused=None)
     if written:
         return replace(aim, goal=latest, rejected="", why="", under="")
     if follow and latest.digest not in (aim.goal.digest, aim.rejected):
@@ -133,11 +158,18 @@ def answered(aim: Aim, reference: str, latest: Target, now: float, follow: bool)
     return aim
 
 
+def images(aim: Aim) -> set[str]:
+    """All images (`registry/repository`) that a step may order while this is the aim."""
+    return {each.image for each in (aim.latest, aim.goal, aim.good) if each.image}
+
+
 def step(rollout: Rollout, wanted: Wanted, nodes: Nodes, first_epoch: int) -> Step:
     """The next step of a cache that is to be there.
 
     `first_epoch` is at least what the next order's epoch must be, also after all that was carried was lost.
     """
+    known = _adopted(rollout, nodes)
+    rollout = _with(rollout, known)
     aim = _reconsidered(rollout.aim, wanted)
     aim = _settled(_rolled_back(aim, rollout, wanted), rollout, wanted, nodes)
     epoch = max(rollout.epoch + 1, first_epoch)
@@ -146,24 +178,27 @@ def step(rollout: Rollout, wanted: Wanted, nodes: Nodes, first_epoch: int) -> St
         key = _key(aim.goal, wanted)
         order = NodeOrder(epoch, "prepare", aim.goal.image, aim.goal.digest, wanted.generation)
         most = wanted.spec.update_policy.max_unavailable
-        orders += [Sent(name, key, order) for name in _next(rollout, nodes, aim.goal.digest, key, most)]
+        orders += [Sent(name, key, order) for name in _next(rollout, nodes, order, key, most)]
     orders += _farewells(rollout, nodes, NodeOrder(epoch, "remove", generation=wanted.generation))
     forgotten = tuple(name for name in sorted(rollout.members) if _gone(name, rollout.members[name], nodes))
-    return Step(aim, tuple(orders), forgotten)
+    return Step(aim, known, tuple(orders), forgotten)
 
 
 def farewell(rollout: Rollout, generation: int, nodes: Nodes, first_epoch: int, *, forced: bool) -> Step:
     """The next step of a cache that is being deleted: every live node lets go of it first, unless it is `forced`."""
     nodes = replace(nodes, selected={})
+    known = _adopted(rollout, nodes)
+    rollout = _with(rollout, known)
     order = NodeOrder(max(rollout.epoch + 1, first_epoch), "remove", generation=generation)
     forgotten = tuple(name for name in sorted(rollout.members) if _gone(name, rollout.members[name], nodes))
     left = rollout.members.keys() - set(forgotten)
-    return Step(rollout.aim, tuple(_farewells(rollout, nodes, order)), forgotten, over=forced or not left)
+    return Step(rollout.aim, known, tuple(_farewells(rollout, nodes, order)), forgotten, over=forced or not left)
 
 
 def applied(rollout: Rollout, step: Step) -> Rollout:
     """What is carried after a step was taken. The answers of before are kept until the node answers anew."""
-    members = {name: each for name, each in rollout.members.items() if name not in step.forgotten}
+    known = _with(rollout, step.adopted).members
+    members = {name: each for name, each in known.items() if name not in step.forgotten}
     epoch = rollout.epoch
     for sent in step.orders:
         before = members.get(sent.node, Member(0, "", ""))
@@ -179,9 +214,12 @@ def reported(rollout: Rollout, report: Report) -> Rollout:
     member = rollout.members.get(report.node)
     if member is None or member.epoch != report.epoch:
         return rollout
+    # A node that says "removed" where it was to have something was deleted meanwhile: the order is void, and should
+    # there be one of that name again it is told anew.
+    void = report.outcome == "removed" and member.digest
     told = replace(
-        member, outcome=report.outcome, serves=report.serves, reason=report.reason, message=report.message,
-        pods=report.pods,
+        member, key="" if void else member.key, outcome=report.outcome, serves=report.serves,
+        reason=report.reason[:_REASON], message=_short(report.message), pods=report.pods,
     )  # fmt: skip
     return replace(rollout, members={**rollout.members, report.node: told})
 
@@ -193,23 +231,43 @@ def unavailable(most: int | str, nodes: int) -> int:
     return most
 
 
+def _adopted(rollout: Rollout, nodes: Nodes) -> tuple[str, ...]:
+    """Whom to wait for and to tell although nothing is carried of them: no order was ever given, as far as is known,
+    and yet they have the cache, so what was carried was lost.
+    """
+    return () if rollout.epoch else tuple(sorted((nodes.holding & nodes.alive) - rollout.members.keys()))
+
+
+def _with(rollout: Rollout, adopted: tuple[str, ...]) -> Rollout:
+    """With a digest that is no image's: which one they have is not known, only that it is one."""
+    members = {**{name: Member(0, "", "unknown", "ready") for name in adopted}, **rollout.members}
+    return replace(rollout, members=members) if adopted else rollout
+
+
+def _short(message: str) -> str:
+    plain = "".join(each if each.isprintable() else " " for each in message[: MESSAGE + 1])
+    data = plain.encode()
+    return plain if len(data) <= MESSAGE else data[: MESSAGE - 3].decode(errors="ignore") + "…"
+
+
 def _key(goal: Target, wanted: Wanted) -> str:
     """What an order is about: with another key the node has to look again."""
     spec = wanted.spec
     parts = (
-        goal.image, goal.digest, wanted.rules, spec.oci_image.model_dump_json(exclude={"image"}),
+        goal.image, goal.digest, wanted.rules.get(goal.image, ""), spec.oci_image.model_dump_json(exclude={"image"}),
         str(spec.validate_signature), spec.mount_path or "", spec.runtime.model_dump_json(),
     )  # fmt: skip
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def _under(wanted: Wanted) -> str:
-    return f"{wanted.generation}/{wanted.rules}"
+def _under(aim: Aim, wanted: Wanted) -> str:
+    """By what the image that the reference names is judged: that of a digest that was given up."""
+    return f"{wanted.generation}/{wanted.rules.get(aim.latest.image, '')}"
 
 
 def _reconsidered(aim: Aim, wanted: Wanted) -> Aim:
     """The aim, with what was given up tried again if somebody changed what it was judged by."""
-    if not aim.rejected or aim.under == _under(wanted):
+    if not aim.rejected or aim.under == _under(aim, wanted):
         return aim
     goal = aim.latest if aim.latest.digest == aim.rejected else aim.goal
     return replace(aim, goal=goal, rejected="", why="", under="")
@@ -224,7 +282,7 @@ def _rolled_back(aim: Aim, rollout: Rollout, wanted: Wanted) -> Aim:
         member = rollout.members[name]
         if member.outcome == "failed" and member.key == key:
             why = f"{name}: {member.message}"[:512]
-            return replace(aim, goal=aim.good, rejected=aim.goal.digest, why=why, under=_under(wanted))
+            return replace(aim, goal=aim.good, rejected=aim.goal.digest, why=why, under=_under(aim, wanted))
     return aim
 
 
@@ -244,14 +302,16 @@ def _settled(aim: Aim, rollout: Rollout, wanted: Wanted, nodes: Nodes) -> Aim:
     return replace(aim, good=aim.goal) if ready else aim
 
 
-def _next(rollout: Rollout, nodes: Nodes, goal: str, key: str, most: int | str) -> list[str]:
+def _next(rollout: Rollout, nodes: Nodes, order: NodeOrder, key: str, most: int | str) -> list[str]:
     """Who is ordered now. A node that gives up another digest takes a place of `maxUnavailable` until it is ready;
     nodes that serve nothing, or this very digest already, wait for nobody.
     """
+    goal, recent = order.digest, order.epoch - SILENT
     usable = {name: rollout.members.get(name) for name in sorted(nodes.selected) if nodes.selected[name]}
     changing = {name for name, member in usable.items() if member is not None and _changes(member)}
     room = unavailable(most, len(nodes.selected)) - len(changing)
-    under_way = sum(member is not None and member.outcome == "" for member in usable.values())
+    busy = (member for member in usable.values() if member is not None and member.outcome == "")
+    under_way = sum(member.epoch > recent for member in busy)
     chosen: list[str] = []
     for name, member in usable.items():
         if member is not None and member.key == key and name not in nodes.rechecked:

@@ -6,6 +6,7 @@ without it, and are counted from what nodes show.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,11 +16,12 @@ from crds.kernelcache import MOST_SHOWN
 from planning.caches.model import CacheView
 from planning.caches.rollout import Member, Rollout
 from planning.conditions import condition, conditions
-from planning.times import timestamp
+from planning.times import seconds
 
 PAUSE = 2.0  # seconds between two writes while a rollout goes on
 _NAMED = 3  # nodes in a message
 _WORSE = {"failed": 0, "retrying": 1, "busy": 2, "incompatible": 3}
+_REASON = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?")
 _TRUST = ("Verified", "VerificationDisabled", "ValidationSkipped", "UnsignedAllowed")
 
 Fact = tuple[bool | None, str, str]
@@ -71,8 +73,8 @@ def worth(view: CacheView, due: Mapping[str, Any], now: float) -> float | None:
         return None
     if news(view, due) or not view.status:
         return 0.0
-    updated = str(view.status.get("updated", ""))
-    return 0.0 if timestamp(now - PAUSE) >= updated else PAUSE
+    since = now - (seconds(view.status.get("updated")) or 0.0)
+    return PAUSE - since if 0 <= since < PAUSE else 0.0
 
 
 def news(view: CacheView, due: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -95,8 +97,10 @@ def _counts(standing: Standing) -> dict[str, int]:
 
 
 def _state(member: Member | None, goal: str) -> str:
-    if member is None or not goal or member.digest != goal or member.outcome in ("", "busy", "removed"):
+    if member is None or not goal or member.digest != goal or member.outcome in ("busy", "removed"):
         return "pending"
+    if not member.outcome:  # what is checked anew stays in place meanwhile
+        return "ready" if member.serves == goal else "pending"
     return "failed" if member.outcome == "retrying" else str(member.outcome)
 
 
@@ -104,8 +108,7 @@ def _failing(standing: Standing) -> list[dict[str, str]]:
     bad = [(name, each) for name, each in standing.rollout.members.items() if each.outcome in _WORSE]
     bad.sort(key=lambda each: (_WORSE[str(each[1].outcome)], each[0]))
     return [
-        {"name": name, "reason": (each.reason or str(each.outcome).capitalize())[:128], "message": each.message[:512]}
-        for name, each in bad[:MOST_SHOWN]
+        {"name": name, "reason": _reason(each)[:128], "message": each.message[:512]} for name, each in bad[:MOST_SHOWN]
     ]
 
 
@@ -118,8 +121,8 @@ def _verified(standing: Standing) -> Fact:
     if refused:
         name, member = refused[0]
         return False, member.reason, f"{name}: {member.message}"
-    ready = _by(standing, "ready")
-    skipped = [(name, each) for name, each in ready if each.reason in _TRUST and each.reason != "Verified"]
+    ready = [(name, each) for name, each in _by(standing, "ready") if each.reason in _TRUST]
+    skipped = [(name, each) for name, each in ready if each.reason != "Verified"]
     if skipped:
         name, member = skipped[0]
         return False, member.reason, f"{name} uses it without verified signatures: {member.message}"
@@ -188,7 +191,12 @@ def _outdated(standing: Standing, counts: Mapping[str, int]) -> Fact:
 
 def _worst_reason(standing: Standing) -> str:
     _, member = (_by(standing, "failed") or _by(standing, "retrying"))[0]
-    return member.reason or "Failed"
+    return _reason(member)
+
+
+def _reason(member: Member) -> str:
+    """What the node gives, if a condition may have it."""
+    return member.reason if _REASON.fullmatch(member.reason) else str(member.outcome).capitalize()
 
 
 def _worst(standing: Standing) -> str:

@@ -39,7 +39,7 @@ def cache_use(raw: object) -> CacheUse | None:
     spec, status = mapping(obj.get("spec")), mapping(obj.get("status"))
     reference = mapping(spec.get("kernelCacheRef"))
     pods = status.get("podsUsing")
-    pods = pods if isinstance(pods, int) and pods > 0 else 0
+    pods = pods if type(pods) is int and pods > 0 else 0  # True is none
     ready = any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions(status))
     if not ready and not pods:
         return None

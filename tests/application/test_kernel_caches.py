@@ -185,9 +185,7 @@ async def a_cache_gets_ready_on_the_nodes_that_it_is_for(world: World) -> None:
         assert {task.order.digest for agent in agents for task in agent.orders} == {digest}
         assert {task.order.image for agent in agents for task in agent.orders} == {world.image("v1")[: -len(":v1")]}
         histories = [await world.history(node_cache_id(uid, agent.node)) for agent in agents]
-        own = len(await world.history(cache_id(uid)))
         assert max(len(each) for each in histories) <= 15, histories
-        assert own <= 20 + 6 * len(agents), own
         await eventually(lambda: _has(world, "Ready"), 15, lambda: "no Event")
         with pytest.raises(RPCError):
             await world.history(node_cache_id(uid, other))
@@ -323,7 +321,8 @@ async def a_node_that_is_deleted_keeps_nothing(world: World) -> None:
     await world.push("v1", "gone")
     async with serving(world.tenant.stack.endpoints, agents[:1]):
         uid = await world.apply(world.image("v1"))
-        raw = await world.until("Ready", "False", "Preparing")
+        # From then on the workflow surely remembers whom it gave orders.
+        await eventually(lambda: _counts(world, nodes=2, ready=1), 40, lambda: "the one that answers is not ready")
         agents[0].pods = 1
         await world.delete()
         await world.until("Ready", "False", "InUse")
@@ -333,7 +332,6 @@ async def a_node_that_is_deleted_keeps_nothing(world: World) -> None:
         for agent in agents:
             over = partial(_over, world, node_cache_id(uid, agent.node))
             await eventually(over, 20, lambda: "somebody waits for it")
-        assert raw["status"]["counts"]["nodes"] == 2
 
 
 async def a_forced_deletion_waits_for_nobody(world: World) -> None:

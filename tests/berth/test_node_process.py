@@ -213,12 +213,19 @@ class Cluster:
         )
         return found
 
-    def status(self, cache: str, node: str) -> dict[str, Any]:
-        name = status_name(cache, node)
-        found: dict[str, Any] = json.loads(
-            self.stack.kubectl("get", "tritonkernelcachenodestatus", name, "-n", self.namespace, "-o", "json")
-        )
-        return found
+    async def status(self, cache: str, name: str, node: Process) -> dict[str, Any]:
+        """The status on that node, once it is written: nobody waits for that."""
+        place = (status_name(cache, name), "-n", self.namespace, "-o", "json", "--ignore-not-found")
+        try:
+            async with asyncio.timeout(DEADLINE):
+                while True:
+                    found = self.stack.kubectl("get", "tritonkernelcachenodestatus", *place)
+                    if found and json.loads(found).get("status"):
+                        written: dict[str, Any] = json.loads(found)
+                        return written
+                    await asyncio.sleep(0.1)
+        except TimeoutError:
+            raise AssertionError(node.log) from None
 
 
 @asynccontextmanager
@@ -303,7 +310,7 @@ async def _one_life(there: Cluster, host: str, folder: Path, publisher: Publishe
             while (report := await there.errand(PREPARE, order(2))).reason == "PullSecretNotGranted":
                 await asyncio.sleep(0.2)
         assert (report.outcome, report.reason, report.serves) == ("ready", "Verified", digest), report
-        status = there.status("llama", name)
+        status = await there.status("llama", name, node)
         assert {each["type"]: each["status"] for each in status["status"]["conditions"]} == {
             "Verified": "True", "Compatible": "True", "HitPredicted": "Unknown", "Ready": "True",
         }  # fmt: skip

@@ -28,3 +28,45 @@ def test_requests_are_made_by_the_worker_alone_and_never_changed() -> None:
     assert verbs("berth-controller", "provisioningrequests") == {"list", "watch"}
     assert verbs("berth-worker", "provisioningrequests") == {"list", "create", "delete"}
     assert verbs("berth-worker", "podtemplates") == {"create", "delete"}
+
+
+def test_each_account_may_do_with_kernel_caches_what_it_does_and_no_more() -> None:
+    documents = [*yaml.safe_load_all(MANIFEST.read_text())]
+    rules = {each["metadata"]["name"]: each["rules"] for each in documents if each["kind"] == "ClusterRole"}
+
+    def verbs(account: str, group: str = "tkm.io") -> dict[str, set[str]]:
+        found: dict[str, set[str]] = {}
+        for rule in rules[account]:
+            if group in rule["apiGroups"]:
+                for resource in rule["resources"]:
+                    found.setdefault(resource, set()).update(rule["verbs"])
+        return found
+
+    caches, statuses = ("tritonkernelcaches", "tritonkernelcacheclusters"), ("nodestatuses", "nodestatusclusters")
+    on_nodes = tuple(f"tritonkernelcache{each}" for each in statuses)
+    assert verbs("berth-controller") == {key: {"list", "watch"} for key in (*caches, "kernelcachepolicies")}
+    assert verbs("berth-worker") == {
+        **{key: {"get", "patch"} for key in caches},
+        **{f"{each}/status": {"patch"} for each in caches},
+        **{key: {"list", "watch"} for key in (*on_nodes, "kernelcachepolicies")},
+    }
+    assert verbs("berth-node") == {
+        **{key: {"get"} for key in caches},
+        "kernelcachepolicies": {"list"},
+        **{key: {"get", "create", "delete"} for key in on_nodes},
+        **{f"{each}/status": {"patch"} for each in on_nodes},
+    }
+    assert verbs("berth-worker", "storage.k8s.io") == {"csinodes": {"list", "watch"}}
+    assert verbs("berth-worker", "")["nodes"] == {"get", "list", "watch"}
+
+
+def test_no_account_may_read_a_pull_secret_unless_it_was_granted() -> None:
+    rules = [
+        (each["metadata"]["name"], rule)
+        for each in yaml.safe_load_all(MANIFEST.read_text())
+        if each["kind"] in ("Role", "ClusterRole")
+        for rule in each["rules"]
+        if {"secrets", "*"} & set(rule["resources"])
+    ]
+    assert [name for name, _ in rules] == ["berth-webhooks"]
+    assert rules[0][1]["resourceNames"] == ["berth-webhook-certificates"]

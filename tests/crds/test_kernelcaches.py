@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -188,3 +189,85 @@ async def test_a_node_speaks_for_itself_alone(stack: Stack, door: str, tmp_path:
         await kube.merge_patch(kind, "mine", door, body, subresource="status")
         await kube.delete(kind, "mine", door)
     stack.kubectl("delete", "node", node)
+
+
+def condition(kind: str, status: str, reason: str, message: str = "") -> dict[str, str]:
+    since = "2026-11-22T12:00:00Z"
+    return {"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": since}
+
+
+DIGEST = "sha256:" + "0" * 64
+CACHE_STATUS = {
+    "rollout": "3/40",
+    "counts": {"nodes": 40, "ready": 3, "incompatible": 1, "failed": 2, "outdated": 5, "pods": 7},
+    "resolvedDigest": DIGEST,
+    "conditions": [
+        condition("Verified", "True", "Verified"),
+        condition("Ready", "False", "Failing", "2 nodes of 40 cannot prepare it"),
+        condition("Outdated", "True", "RollingOut"),
+    ],
+}
+NODE_SPEC = {"nodeName": "node-a", "kernelCacheRef": {"name": "warm", "uid": "u"}}
+NODE_STATUS = {
+    "gpuType": "NVIDIA-H200",
+    "simulated": True,
+    "podsUsing": 7,
+    "digest": DIGEST,
+    "conditions": [
+        condition("Verified", "True", "Verified"),
+        condition("Compatible", "True", "Compatible"),
+        condition("HitPredicted", "Unknown", "RuntimeNotGiven"),
+        condition("Ready", "True", "Ready", "it can be mounted"),
+    ],
+}
+POLICY_SPEC = {
+    "images": ["r.example/team/**", "r.example/other/*"],
+    "namespaces": ["serving", "research"],
+    "allowSkipping": True,
+    "signers": [{"name": "release", "key": KEY}, {"name": "pipeline", "key": KEY}],
+}
+POLICY_STATUS = {"conditions": [condition("Valid", "True", "Valid", "every signer can be checked")]}
+CACHE_ROW = {"IMAGE": "registry.example/team/cache:v1", "READY": "3/40", "REASON": "Failing", "VERIFIED": "True",
+             "PODS": "7"}  # fmt: skip
+CACHE_WIDE = {"INCOMPATIBLE": "1", "FAILED": "2", "OUTDATED": "5", "TAG": "RollingOut", "DIGEST": DIGEST,
+              "MESSAGE": "2 nodes of 40 cannot prepare it"}  # fmt: skip
+NODE_ROW = {"CACHE": "warm", "NODE": "node-a", "GPU": "NVIDIA-H200", "READY": "True", "REASON": "Ready",
+            "VERIFIED": "True", "HITS": "Unknown", "PODS": "7"}  # fmt: skip
+NODE_WIDE = {"COMPATIBLE": "True", "SIMULATED": "true", "DIGEST": DIGEST, "MESSAGE": "it can be mounted"}
+POLICY_ROW = {"IMAGES": '["r.example/team/**","r.example/other/*"]', "NAMESPACES": '["serving","research"]',
+              "MAY SKIP": "true", "VALID": "True"}  # fmt: skip
+POLICY_WIDE = {"FIRST SIGNER": "release", "MESSAGE": "every signer can be checked"}
+
+
+@pytest.mark.stack
+@pytest.mark.parametrize(
+    ("kind", "short", "namespaced", "spec", "status", "row", "wide"),
+    [
+        ("TritonKernelCache", "tkc", True, IMAGE, CACHE_STATUS, CACHE_ROW, CACHE_WIDE),
+        ("TritonKernelCacheCluster", "tkcc", False, IMAGE, CACHE_STATUS, CACHE_ROW, CACHE_WIDE),
+        ("TritonKernelCacheNodeStatus", "tkcn", True, NODE_SPEC, NODE_STATUS, NODE_ROW, NODE_WIDE),
+        ("TritonKernelCacheNodeStatusCluster", "tkccn", False, NODE_SPEC, NODE_STATUS, NODE_ROW, NODE_WIDE),
+        ("KernelCachePolicy", "kcp", False, POLICY_SPEC, POLICY_STATUS, POLICY_ROW, POLICY_WIDE),
+    ],
+)
+def test_what_kubectl_shows(
+    stack: Stack, door: str, kind: str, short: str, namespaced: bool, spec: Any, status: Any,
+    row: dict[str, str], wide: dict[str, str],
+) -> None:  # fmt: skip
+    name = f"{door}-shown"
+    where = ("-n", door) if namespaced else ()
+    create(stack, kind, name, door if namespaced else None, spec)
+    stack.kubectl(
+        "patch", short, name, *where, "--subresource=status", "--type=merge", "-p", json.dumps({"status": status})
+    )
+    assert columns(stack.kubectl("get", short, name, *where)) == {"NAME": name, **row}
+    assert columns(stack.kubectl("get", short, name, *where, "-o", "wide")) == {"NAME": name, **row, **wide}
+    stack.kubectl("delete", short, name, *where, "--wait=false")
+
+
+def columns(printed: str) -> dict[str, str]:
+    """The only row by column, but for the age; columns are apart by three spaces or more."""
+    head, line = printed.splitlines()
+    starts = [(each.start(), each[0]) for each in re.finditer(r"\S+(?: \S+)*", head)]
+    ends = [start for start, _ in starts[1:]] + [len(line)]
+    return {name: line[start:end].strip() for (start, name), end in zip(starts, ends, strict=True) if name != "AGE"}

@@ -327,6 +327,8 @@ class FakeApi:
 
     def _create(self, target: Target, body: Object, dry_run: bool) -> Object:
         body = copy.deepcopy(body)
+        if target.custom and not (body.get("kind") and body.get("apiVersion")):
+            raise ApiFailure(400, "BadRequest", "the object provided is unrecognized: Object 'Kind' is missing")
         metadata = body.setdefault("metadata", {})
         if not metadata.get("name") and metadata.get("generateName"):
             metadata["name"] = metadata["generateName"] + uuid.uuid4().hex[:5]

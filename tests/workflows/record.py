@@ -1,4 +1,5 @@
-"""Records the histories that test_replay.py replays: `python -m tests.workflows.record`, on a stack of its own.
+"""Records the histories that test_replay.py replays: `python -m tests.workflows.record`, on stacks of their own; with
+names of plays (scenarios, provisioning, kernel_caches) those alone.
 
 Every scenario is played on the real control plane; what Temporal recorded is written to histories/, named after the
 scenario and the build, so that histories of older builds stay and go on being replayed.
@@ -13,16 +14,33 @@ import tempfile
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from temporalio.client import WorkflowHandle
+
+from activities.cache_signatures import NodeState, node_attributes
 from activities.messages import placement_id, provisioning_id, workload_id
+from activities.signatures import TASK_QUEUE
 from berth.cli.application import after_up, application_processes
 from berth.process import ProcessOptions, connect_temporal
 from berth.version import build_id
+from crds.kernelcache import API_VERSION
 from kube.client import KubeClient
-from kube.resources import NAMESPACES
+from kube.resources import NAMESPACES, NODES, TRITONKERNELCACHES
+from planning.caches.orders import (
+    INVENTORY,
+    NODE_WORKFLOW,
+    Inventory,
+    NodeTask,
+    Report,
+    cache_id,
+    node_cache_id,
+    node_id,
+)
 from stack import Endpoints, Lines, Stack, UpOptions
 from tests.application.autoscaler import CLASS, SimulatedAutoscaler, install_kind
-from tests.application.tenant import Tenant
+from tests.application.cache_nodes import SimulatedAgent, is_ready, register, serving
+from tests.application.tenant import Tenant, condition, eventually
 
 FOLDER = Path(__file__).parent / "histories"
 
@@ -102,6 +120,92 @@ async def provisioning(tenant: Tenant) -> dict[str, str]:
     return ids
 
 
+async def kernel_caches(tenant: Tenant) -> dict[str, str]:
+    """A cache from its first node to its last, a node that changes and goes. Images are given by digest."""
+    agents = [SimulatedAgent(await tenant.node(name, 1)) for name in ("a", "b")]
+    good, bad = (f"sha256:{letter * 64}" for letter in "ab")
+    tries = 0
+
+    def answers(task: NodeTask) -> Report:
+        nonlocal tries
+        if task.order.digest == bad:
+            return Report(task.node, task.order.epoch, "failed", "", "SignatureRefused", "nobody known has signed it")
+        if task.ref.name == "retried" and tries < 2:
+            tries += 1
+            return Report(task.node, task.order.epoch, "retrying", "", "RegistryAway", "no answer", within=1.0)
+        return is_ready(task)
+
+    async def apply(name: str, digest: str) -> str:
+        spec = {"ociImage": {"image": f"registry.example/team/cache@{digest}"}}
+        body = {"apiVersion": API_VERSION, "kind": "TritonKernelCache", "metadata": {"name": name}, "spec": spec}
+        raw = await tenant.kube.create(TRITONKERNELCACHES, body, tenant.namespace)
+        return str(raw["metadata"]["uid"])
+
+    async def until(name: str, kind: str, status: str, reason: str) -> None:
+        async def holds() -> bool:
+            found = condition(await tenant.kube.get(TRITONKERNELCACHES, name, tenant.namespace), kind)
+            return (found.get("status"), found.get("reason")) == (status, reason)
+
+        await eventually(holds, 60, lambda: f"{name}: {kind} should be {status} {reason}")
+
+    async def gone() -> bool:
+        left, _ = await tenant.kube.list(TRITONKERNELCACHES, tenant.namespace)
+        return [each["metadata"]["name"] for each in left] == ["retried"]
+
+    for agent in agents:
+        agent.answers = answers
+        await register(tenant.kube, agent.node)
+    first, second = agents
+    async with serving(tenant.stack.endpoints, agents):
+        await found_on(tenant, first.node, "f1")
+        life, retried = await apply("life", good), await apply("retried", good)
+        await until("life", "Ready", "True", "Ready")
+        await until("retried", "Ready", "True", "Ready")
+        image = {"spec": {"ociImage": {"image": f"registry.example/team/cache@{bad}"}}}
+        await tenant.kube.merge_patch(TRITONKERNELCACHES, "life", tenant.namespace, image)
+        await until("life", "Error", "True", "RolledBack")
+        orders = len(first.orders)
+        await found_on(tenant, first.node, "f2")
+        await eventually(lambda: _true(len(first.orders) > orders), 30, lambda: "nobody checks anew")
+        await until("life", "Ready", "True", "Ready")
+        second.pods = 1
+        await tenant.kube.delete(TRITONKERNELCACHES, "life", tenant.namespace)
+        await until("life", "Ready", "False", "InUse")
+        second.pods = 0
+        await eventually(gone, 60, lambda: "the cache is still there")
+        await tenant.kube.delete(NODES, first.node)
+        over = tenant.temporal.get_workflow_handle(node_id(first.node))
+        await eventually(lambda: _over(over), 60, lambda: "the node's workflow goes on")
+    return {
+        "kernelcache-life": cache_id(life),
+        "kernelcache-retried": cache_id(retried),
+        "nodekernelcache-removed": node_cache_id(life, second.node),
+        "nodekernelcache-retried": node_cache_id(retried, second.node),
+        "node-changed": node_id(first.node),
+    }
+
+
+async def _true(value: bool) -> bool:
+    return value
+
+
+async def _over(workflow: WorkflowHandle[Any, Any]) -> bool:
+    return (await workflow.describe()).close_time is not None
+
+
+async def found_on(tenant: Tenant, node: str, fingerprint: str) -> None:
+    """As a node's process tells it."""
+    await tenant.temporal.start_workflow(
+        NODE_WORKFLOW,
+        NodeState(node, fingerprint),
+        id=node_id(node),
+        task_queue=TASK_QUEUE,
+        search_attributes=node_attributes(node),
+        start_signal=INVENTORY,
+        start_signal_args=[Inventory(node, fingerprint)],
+    )
+
+
 async def record(stack: Stack, play: Callable[[Tenant], Awaitable[dict[str, str]]]) -> None:
     endpoints = stack.endpoints
     temporal = await connect_temporal(ProcessOptions(temporal_address=endpoints.temporal_address))
@@ -121,7 +225,10 @@ def main() -> None:
         install_kind(endpoints)
         after_up(endpoints, {"provisioning": PROVISIONING})
 
-    for play, install in ((scenarios, after_up), (provisioning, with_autoscaler)):
+    plays = ((scenarios, after_up), (provisioning, with_autoscaler), (kernel_caches, after_up))
+    for play, install in plays:
+        if sys.argv[1:] and play.__name__ not in sys.argv[1:]:
+            continue
         with tempfile.TemporaryDirectory() as folder:
             stack, options = Stack(Path(folder)), UpOptions(end_with_caller=True)
             stack.up(options, Lines(), partial(application_processes, options=options), install)

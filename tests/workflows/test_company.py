@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from activities.cache_signatures import CacheState
-from planning.caches.orders import CacheRef, Outcome, Report
-from planning.caches.rollout import Member, Rollout
+from activities.cache_signatures import CacheLooked, CacheState
+from planning.caches.orders import CacheRef, NodeOrder, Outcome, Report
+from planning.caches.rollout import Aim, Member, Rollout, Sent, Step
+from workflows import kernel_cache
 from workflows.kernel_cache import GOOD, KernelCache
+
+REF = CacheRef("TritonKernelCache", "ns", "c", "uid")
 
 
 def cache(nodes: int) -> KernelCache:
     """With so many nodes that were told epoch 1, and have not answered."""
     members = {f"n{i}": Member(1, "key", "sha256:a") for i in range(nodes)}
-    return KernelCache(CacheState(CacheRef("TritonKernelCache", "ns", "c", "uid"), Rollout(members=members, epoch=1)))
+    return KernelCache(CacheState(REF, Rollout(members=members, epoch=1)))
 
 
 def looks(workflow: KernelCache, reports: list[Report]) -> int:
@@ -48,3 +54,23 @@ def test_what_is_not_good_is_looked_at_at_once(outcome: Outcome) -> None:
 
 def test_an_answer_to_an_older_order_is_no_news() -> None:
     assert looks(cache(1), [Report("n0", 0, "failed"), Report("stranger", 1, "failed")]) == 0
+
+
+async def test_an_answer_that_comes_while_its_order_is_being_sent_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long look lets signals in before the workflow knows what was ordered."""
+    looked = cache(0)
+    order = NodeOrder(7, "prepare", "r/i", "sha256:a")
+
+    async def look(*_: Any, **__: Any) -> CacheLooked:
+        looked.report(Report("n0", 7, "ready", "sha256:a"))
+        return CacheLooked("Ready", "", Step(Aim(), orders=(Sent("n0", "key", order),)), over=True)
+
+    stands_in = SimpleNamespace(
+        execute_local_activity=look,
+        info=lambda: SimpleNamespace(is_continue_as_new_suggested=lambda: False),
+        set_current_details=lambda _: None,
+        upsert_search_attributes=lambda _: None,
+    )
+    monkeypatch.setattr(kernel_cache, "workflow", stands_in)
+    assert await looked.run(CacheState(REF)) == "Ready"
+    assert looked._state.rollout.members["n0"].outcome == "ready" and looked._heard == 1

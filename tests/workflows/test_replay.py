@@ -19,6 +19,9 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxR
 from activities.signatures import LEARN
 from berth.converter import data_converter
 from workflows.gpuworkload import GPUWorkload
+from workflows.kernel_cache import KernelCache
+from workflows.node import Node
+from workflows.node_kernel_cache import NodeKernelCache
 from workflows.placement import Placement
 from workflows.provisioning import Provisioning
 
@@ -30,7 +33,7 @@ PASSED_THROUGH = ("crds", "planning", "activities", "pydantic", "pydantic_core",
 
 def replayer() -> Replayer:
     return Replayer(
-        workflows=[Placement, GPUWorkload, Provisioning],
+        workflows=[Placement, GPUWorkload, Provisioning, KernelCache, NodeKernelCache, Node],
         workflow_runner=SandboxedWorkflowRunner(
             restrictions=SandboxRestrictions.default.with_passthrough_modules(*PASSED_THROUGH)
         ),
@@ -65,6 +68,11 @@ def test_every_workflow_and_every_way_through_it_is_recorded() -> None:
         "provisioning-edited",
         "provisioning-cancelled",
         "placement-provisioning",
+        "kernelcache-life",
+        "kernelcache-retried",
+        "nodekernelcache-removed",
+        "nodekernelcache-retried",
+        "node-changed",
     } <= names
 
 

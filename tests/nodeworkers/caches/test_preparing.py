@@ -80,10 +80,18 @@ async def test_a_second_cache_of_the_same_image_fetches_it_no_more(
     rig: Rig, registry: hostile.Registry, tmp_path: Path
 ) -> None:
     digest = await rig.push(kernels(tmp_path / "cache"))
+    (layer,) = layers(registry, digest)
+
+    async def slow(request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(0.2)  # so that both are at it, and it is not called silent
+        return await registry.honest(request)
+
+    registry.trick(layer, slow)
+    rig.settle(verifyEnabled=False)
     one, other = rig.cache("one"), rig.cache("other")
     reports = await asyncio.gather(rig.prepare(one, digest), rig.prepare(other, digest))
     assert [report.outcome for report in reports] == ["ready", "ready"]
-    assert fetched(registry).count(layers(registry, digest)[0]) == 1
+    assert fetched(registry).count(layer) == 1
 
 
 async def test_an_index_gives_each_node_the_image_for_its_gpus(
@@ -265,10 +273,14 @@ async def test_a_removal_waits_for_pods_and_leaves_nothing(rig: Rig, tmp_path: P
     refused = admit(asked(), rig.ledger.caches("llama"))
     assert isinstance(refused, Refusal) and "is being deleted" in refused.message
     assert rig.conditions(ref)["Ready"][:2] == ("False", "Removing")
+    rig.beats.clear()
     waiting = asyncio.create_task(rig.remove(ref, pods=5))
-    rig.ledger.remove_mount(mounts[0].volume_id)
     async with asyncio.timeout(DEADLINE):
-        assert ((await waiting).outcome, (await rig.remove(ref)).pods) == ("busy", 4)
+        while not rig.beats:
+            await asyncio.sleep(0.01)
+        rig.ledger.remove_mount(mounts[0].volume_id)
+        report = await waiting
+        assert (report.outcome, report.pods) == ("busy", 4), "it waited until one was gone"
         waiting = asyncio.create_task(rig.remove(ref, pods=4))
         for mount in mounts[1:]:
             rig.ledger.remove_mount(mount.volume_id)

@@ -12,7 +12,9 @@ import pytest
 
 from kube.resources import NODES, TRITONKERNELCACHENODESTATUSCLUSTERS, TRITONKERNELCACHENODESTATUSES
 from nodeworkers.caches import reporting
+from nodeworkers.caches.pulling import Incoming
 from nodeworkers.caches.reporting import MANAGER, Statuses
+from nodeworkers.caches.startup import put_in_order
 from planning.caches.orders import CacheRef
 from planning.caches.volumes import NodeCache
 from tests.nodeworkers.caches.rig import NODE, Rig
@@ -55,6 +57,12 @@ def writes(rig: Rig) -> list[tuple[str, str]]:
     return [(method, path) for method, path, _ in rig.api.requests if method != "GET" and STATUS.plural in path]
 
 
+def owners(rig: Rig) -> list[str]:
+    """Of the status, by UID; none while there is no such object."""
+    made = rig.api.objects(STATUS).get(("team-a", f"llama.{NODE}"), {"metadata": {}})
+    return [owner["uid"] for owner in made["metadata"].get("ownerReferences", [])]
+
+
 async def test_the_object_is_the_nodes_and_its_status_is_applied(rig: Rig, ready: CacheRef) -> None:
     made = rig.told(ready)
     assert made["metadata"]["name"] == f"llama.{NODE}"
@@ -80,6 +88,22 @@ async def test_pods_come_and_go_and_an_idle_node_says_nothing(rig: Rig, ready: C
         assert len(rig.api.requests) == before
 
 
+async def test_while_nothing_is_written_the_ledger_is_not_even_read(
+    rig: Rig, ready: CacheRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with keeping(rig.statuses):
+        await until(lambda: rig.statuses._seen == rig.ledger.changes and not rig.statuses._due)
+
+    def read() -> None:
+        raise AssertionError("it was read")
+
+    monkeypatch.setattr(rig.ledger, "mounts", read)
+    assert rig.statuses._look() == []
+    rig.mount(ready)
+    with pytest.raises(AssertionError, match="it was read"):
+        rig.statuses._look()
+
+
 async def test_after_a_restart_what_was_said_stays_and_the_pods_are_right(rig: Rig, ready: CacheRef) -> None:
     before = rig.told(ready)["status"]
     rig.mount(ready)
@@ -87,6 +111,15 @@ async def test_after_a_restart_what_was_said_stays_and_the_pods_are_right(rig: R
         await until(lambda: rig.told(ready)["status"]["podsUsing"] == 1)
     after = rig.told(ready)["status"]
     assert {**after, "pods": [], "podsUsing": 0, "updated": ""} == {**before, "updated": ""}
+
+
+async def test_an_image_that_was_lost_under_the_process_is_shown_as_such(rig: Rig, ready: CacheRef) -> None:
+    rig.store.remove(rig.row(ready).digest)
+    put_in_order(rig.ledger, rig.store, Incoming(rig.folder / "incoming"))
+    async with keeping(Statuses(rig.kube, rig.ledger, NODE)):
+        await until(lambda: rig.conditions(ready)["Ready"][0] == "False")
+    assert rig.conditions(ready)["Ready"][1] == "NotPrepared" and "digest" not in rig.told(ready)["status"]
+    assert rig.conditions(ready)["Verified"][:2] == ("True", "Verified")
 
 
 async def test_what_the_api_server_has_lost_is_written_from_the_ledger(rig: Rig, ready: CacheRef) -> None:
@@ -113,7 +146,7 @@ async def test_a_node_that_was_made_anew_owns_it(rig: Rig, ready: CacheRef) -> N
     fresh = Statuses(rig.kube, rig.ledger, NODE)
     async with keeping(fresh):
         uid = rig.api.objects(NODES)["", NODE]["metadata"]["uid"]
-        await until(lambda: bool(rig.told(ready)["metadata"]["ownerReferences"][0]["uid"] == uid))
+        await until(lambda: owners(rig) == [uid])
         await until(lambda: "status" in rig.told(ready))
 
 

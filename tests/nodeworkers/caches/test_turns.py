@@ -19,6 +19,7 @@ DEADLINE = 10.0
 def test_whatever_the_order_the_newest_is_done_last_and_alone(epochs: list[int], pauses: list[int]) -> None:
     async def run() -> None:
         turns: Turns[int] = Turns()
+        arrived: list[int] = []
         begun: list[int] = []
         under_way = 0
 
@@ -26,6 +27,7 @@ def test_whatever_the_order_the_newest_is_done_last_and_alone(epochs: list[int],
             nonlocal under_way
             under_way += 1
             begun.append(epoch)
+            assert epoch == max(arrived), "an order is begun that nobody wants any more"
             assert under_way == 1, "two orders for one cache at once"
             try:
                 for _ in range(pause):
@@ -37,6 +39,7 @@ def test_whatever_the_order_the_newest_is_done_last_and_alone(epochs: list[int],
         async def send(epoch: int, before: int, pause: int) -> int | None:
             for _ in range(before):
                 await asyncio.sleep(0)
+            arrived.append(epoch)
             try:
                 return await turns.take("c", epoch, 0, lambda: work(epoch, pause))
             except ApplicationError:

@@ -137,6 +137,8 @@ def test_the_object_says_what_it_is_about_and_goes_with_its_node() -> None:
         "labels": {"tkm.io/cache-uid": "c-1", "tkm.io/node": "node-1"},
         "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "node-1", "uid": "n-uid"}],
     }  # fmt: skip
+    assert (made["apiVersion"], made["kind"]) == ("tkm.io/v1alpha1", "TritonKernelCacheNodeStatus")
     NodeStatusSpec.model_validate(made["spec"])
     whole = document(CacheRef("TritonKernelCacheCluster", "", "llama", "c-2"), "n" * 70, "n-uid")
+    assert whole["kind"] == "TritonKernelCacheNodeStatusCluster"
     assert "namespace" not in whole["metadata"] and len(whole["metadata"]["labels"]["tkm.io/node"]) == 63

@@ -39,7 +39,7 @@ def spec(**changes: Any) -> TritonKernelCacheSpec:
 
 
 def wanted(rules: str = "r", generation: int = 1, **changes: Any) -> Wanted:
-    return Wanted(generation, spec(**changes), rules)
+    return Wanted(generation, spec(**changes), {IMAGE: rules})
 
 
 def aim(digest: str, good: str = "") -> Aim:
