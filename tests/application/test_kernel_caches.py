@@ -266,7 +266,8 @@ async def what_changed_is_checked_anew(world: World) -> None:
 
 
 async def _counts(world: World, **wanted: int) -> bool:
-    return bool(wanted.items() <= (await world.get())["status"]["counts"].items())
+    shown: dict[str, int] = (await world.get()).get("status", {}).get("counts", {})
+    return wanted.items() <= shown.items()
 
 
 async def _serve(agents: list[SimulatedAgent], digest: str) -> bool:
