@@ -1,7 +1,7 @@
-"""Has a few writable layers of volumes ready before a pod asks: to make one takes most of the time that a publish would.
+"""Has a few writable layers ready before a pod asks for one: making it takes most of the time that a publish would.
 
-For the driver. A node without a cache that a pod could have keeps none, and a call of the kubelet's comes first: a spare
-is made while none is under way. What a killed process left is swept at the next start, as any layer of no volume.
+For the driver. A node without a cache that a pod could have keeps none, and the kubelet's calls come first: a spare is
+made while none is under way. What a killed process left is swept at the next start, as any layer of no volume.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import time
 from contextlib import suppress
 
 from nodeworkers.csi.node import Node
-from nodeworkers.csi.uppers import UpperError, Uppers
-from nodeworkers.ledger import Ledger, LedgerError
+from nodeworkers.csi.uppers import Uppers
+from nodeworkers.ledger import Ledger
 from planning.caches.volumes import NodeCache
 
 SPARES = 4  # pods come a few at a time; each spare is a loop device, a mount and some hundred kilobytes of disk
@@ -67,9 +67,11 @@ class Spares:
             if self._uppers.spares < self._wanted:
                 self._uppers.add_spare()
                 self._wrong = ""
-        except (UpperError, OSError, LedgerError) as error:
+        except Exception as error:  # pods are served without, and a defect of ours must be found
             if str(error) != self._wrong:
-                _log.warning("No writable layer can be made ahead, so pods wait for theirs to be made: %s", error)
+                _log.warning(
+                    "No writable layer can be made ahead, so pods wait for theirs to be made: %s", error, exc_info=True
+                )
             self._wrong = str(error)
             return False
         return self._uppers.spares < self._wanted

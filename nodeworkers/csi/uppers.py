@@ -34,8 +34,8 @@ class UpperError(Exception):
 
 
 class Uppers:
-    """The writable layers of one node, below one folder: `<volume>/disk` and, mounted, `<volume>/fs`. Some may be spare:
-    whole, and of no volume yet. One process has them, and its threads may call at once.
+    """The writable layers of one node, below one folder: `<volume>/disk` and, mounted, `<volume>/fs`. Some may be
+    spare: whole, and of no volume yet. Any thread may call.
     """
 
     def __init__(self, folder: Path, size: int) -> None:
