@@ -36,6 +36,7 @@ from planning.caches.volumes import NodeCache
 
 DIGEST = "sha256:" + "ab" * 32
 GIB = 1024**3
+PAUSE = 0.05  # seconds between timed pods: twenty a second is more than a kubelet starts
 
 
 def quantile(seconds: list[float], q: float) -> float:
@@ -214,11 +215,12 @@ async def served(report: Report, folder: Path, content: Path, count: int, cycles
         empty.show(report, "an empty call", "a connection and Probe, the same way, p50 / p99")
         away.show(report, "NodeUnpublishVolume", "with 100 kB written, p50 / p99")
 
-    async def cycles_of(count: int) -> None:
+    async def cycles_of(count: int, pause: float = PAUSE) -> None:
         for each in (empty, whole, beyond, own, away):
             each.seconds.clear()
         for _ in range(count):
             await cycle(next(numbers))
+            await asyncio.sleep(pause)
 
     await cycles_of(20)  # everything is loaded and opened once
     await cycles_of(count)
@@ -234,7 +236,7 @@ async def served(report: Report, folder: Path, content: Path, count: int, cycles
     report.note({"without_a_spare": kernel.made})
     for done in range(0, cycles, 1000):
         progress(f"{done} of {cycles} cycles …")
-        await cycles_of(min(1000, cycles - done))
+        await cycles_of(min(1000, cycles - done), pause=0)
     await full(driver)
     after = state(places)
     report.note({"cycles": cycles + count, "before": before, "after": after})

@@ -1,7 +1,8 @@
 """Has a few writable layers ready before a pod asks for one: making it takes most of the time that a publish would.
 
 For the driver. A node without a cache that a pod could have keeps none, and the kubelet's calls come first: a spare is
-made while none is under way. What a killed process left is swept at the next start, as any layer of no volume.
+made when none is under way or was just now. What a killed process left is swept at the next start, as any layer of no
+volume.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from planning.caches.volumes import NodeCache
 
 SPARES = 4  # pods come a few at a time; each spare is a loop device, a mount and some hundred kilobytes of disk
 _SECONDS = 5.0  # between two looks at which caches there are
+_QUIET_SECONDS = 0.02  # without a call, before one is made: both would want the same locks of the kernel's
 _log = logging.getLogger(__name__)
 
 
@@ -36,12 +38,14 @@ class Spares:
     async def watch(self) -> None:
         """Keeps as many as are wanted until cancelled. What goes wrong is logged, once for each streak."""
         while True:
-            while not self._node.busy and await self._next():
+            while not self._node.busy and not self._node.calm.is_set() and await self._next():
                 pass
             with suppress(TimeoutError):
                 async with asyncio.timeout(_SECONDS):
                     await self._node.calm.wait()
-            self._node.calm.clear()
+            while self._node.calm.is_set():  # the kubelet's next call may be close behind
+                self._node.calm.clear()
+                await asyncio.sleep(_QUIET_SECONDS)
 
     async def close(self) -> None:
         """Takes all of them away. To be called when `watch` has been cancelled."""
