@@ -1,7 +1,8 @@
 """Decides what the nodes are to do next about one kernel cache: which digest they shall have, who is ordered to prepare
 it now, when a bad one is given up for the last that was good, and who must let go of a cache that leaves.
 
-For the look of a cache's workflow. Pure: what is carried (`Rollout`), what is seen (`Seen`), and the step that follows.
+For the look of a cache's workflow. Pure: what is carried (`Rollout`), what is found and asked for (`Nodes`, `Wanted`),
+and the step that follows.
 """
 
 from __future__ import annotations

@@ -141,7 +141,9 @@ def _ready(standing: Standing, counts: Mapping[str, int]) -> Fact:
             pods = sum(each.pods for _, each in busy)
             force = "annotate it with tkm.io/force-delete=true to let it go regardless"
             names = _names([name for name, _ in busy])
-            return False, "InUse", f"{pods} pods have it mounted on {names}: it goes once they are gone, or {force}"
+            using = "1 pod has" if pods == 1 else f"{pods} pods have"
+            gone = "it is" if pods == 1 else "they are"
+            return False, "InUse", f"{using} it mounted on {names}: it goes once {gone} gone, or {force}"
         left = _names(sorted(standing.rollout.members))
         return False, "Deleting", f"waiting for {left} to let go of it" if left else "no node has it any more"
     if standing.trouble is not None and not counts["ready"]:
@@ -156,12 +158,11 @@ def _ready(standing: Standing, counts: Mapping[str, int]) -> Fact:
         name, member = _by(standing, "incompatible")[0]
         return False, "Incompatible", f"no node can run its kernels; {name}: {member.message}"
     if counts["failed"]:
-        return (
-            False,
-            "Failing",
-            f"{_nodes(counts['failed'])} of {counts['nodes']} cannot prepare it: {_worst(standing)}",
-        )
-    return False, "Preparing", f"{counts['ready']} of {_nodes(counts['nodes'])} can mount it"
+        failed = "its only node" if counts["nodes"] == 1 else f"{counts['failed']} of {counts['nodes']} nodes"
+        return False, "Failing", f"{failed} cannot prepare it: {_worst(standing)}"
+    if counts["nodes"] == 1:
+        return False, "Preparing", "its only node cannot mount it yet"
+    return False, "Preparing", f"{counts['ready']} of {counts['nodes']} nodes can mount it"
 
 
 def _error(standing: Standing) -> Fact:
@@ -185,7 +186,8 @@ def _outdated(standing: Standing, counts: Mapping[str, int]) -> Fact:
             f"{aim.reference} stands for {aim.latest.digest} now; nodes are to have {aim.goal.digest}",
         )
     if counts["outdated"]:
-        return True, "RollingOut", f"{_nodes(counts['outdated'])} still have another digest than {aim.goal.digest}"
+        have = "has" if counts["outdated"] == 1 else "have"
+        return True, "RollingOut", f"{_nodes(counts['outdated'])} still {have} another digest than {aim.goal.digest}"
     return False, "UpToDate", ""
 
 
@@ -202,7 +204,8 @@ def _reason(member: Member) -> str:
 def _worst(standing: Standing) -> str:
     bad = _by(standing, "failed") or _by(standing, "retrying")
     name, member = bad[0]
-    more = f" (and {_nodes(len(bad) - 1)} more)" if len(bad) > 1 else ""
+    others = len(bad) - 1
+    more = f" (and {others} more {'node' if others == 1 else 'nodes'})" if others else ""
     return f"{name}: {member.message}{more}"
 
 

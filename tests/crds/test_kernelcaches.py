@@ -203,7 +203,7 @@ CACHE_STATUS = {
     "resolvedDigest": DIGEST,
     "conditions": [
         condition("Verified", "True", "Verified"),
-        condition("Ready", "False", "Failing", "2 nodes of 40 cannot prepare it"),
+        condition("Ready", "False", "Failing", "2 of 40 nodes cannot prepare it"),
         condition("Outdated", "True", "RollingOut"),
     ],
 }
@@ -229,7 +229,7 @@ POLICY_SPEC = {
 CACHE_ROW = {"IMAGE": "registry.example/team/cache:v1", "READY": "3/40", "REASON": "Failing", "VERIFIED": "True",
              "PODS": "7"}  # fmt: skip
 CACHE_WIDE = {"INCOMPATIBLE": "1", "FAILED": "2", "OUTDATED": "5", "TAG": "RollingOut", "DIGEST": DIGEST,
-              "MESSAGE": "2 nodes of 40 cannot prepare it"}  # fmt: skip
+              "MESSAGE": "2 of 40 nodes cannot prepare it"}  # fmt: skip
 NODE_ROW = {"CACHE": "warm", "NODE": "node-a", "GPU": "NVIDIA-H200", "READY": "True", "REASON": "Ready",
             "VERIFIED": "True", "HITS": "Unknown", "PODS": "7"}  # fmt: skip
 NODE_WIDE = {"COMPATIBLE": "True", "SIMULATED": "true", "DIGEST": DIGEST, "MESSAGE": "it can be mounted"}

@@ -79,7 +79,7 @@ def test_what_is_refused_names_the_node(reason: str) -> None:
     found = told(standing({"a": member(), "b": member("failed", reason=reason, message="nobody known")}))
     assert found["Verified"] == ("False", reason, "b: nobody known")
     assert found["Error"] == ("True", reason, "b: nobody known")
-    assert found["Ready"] == ("False", "Failing", "1 node of 2 cannot prepare it: b: nobody known")
+    assert found["Ready"] == ("False", "Failing", "1 of 2 nodes cannot prepare it: b: nobody known")
 
 
 @pytest.mark.parametrize("reason", ["VerificationDisabled", "ValidationSkipped", "UnsignedAllowed"])
@@ -110,6 +110,30 @@ def test_not_ready_and_why() -> None:
     assert "a: it is incompatible" in told(cases["Incompatible"])["Ready"][2]
 
 
+def test_counts_are_told_in_words_that_fit_none_one_and_many() -> None:
+    def ready(*members: Member, **changes: Any) -> str:
+        return told(standing(dict(zip("abcd", members, strict=False)), **changes))["Ready"][2]
+
+    waits, fails = member(""), member("failed", message="no disk")
+    assert ready(waits) == "its only node cannot mount it yet"
+    assert ready(waits, waits) == "0 of 2 nodes can mount it"
+    assert ready(member(), waits, waits) == "1 of 3 nodes can mount it"
+    assert ready(member()) == "1 node can mount it"
+    assert ready(member(), member()) == "2 nodes can mount it"
+    assert ready(fails) == "its only node cannot prepare it: a: no disk"
+    assert ready(member(), fails) == "1 of 2 nodes cannot prepare it: b: no disk"
+    assert ready(fails, fails, fails) == "3 of 3 nodes cannot prepare it: a: no disk (and 2 more nodes)"
+
+    leaving = {"selected": {}, "view": view(deletionTimestamp="2026-01-01T00:00:00Z")}
+    busy = member("busy", digest="", pods=1)
+    assert ready(busy, **leaving).startswith("1 pod has it mounted on a: it goes once it is gone, or ")
+    assert ready(busy, busy, **leaving).startswith("2 pods have it mounted on a, b: it goes once they are gone, or ")
+
+    old = member("", serves=B)
+    assert told(standing({"a": old}))["Outdated"][2] == f"1 node still has another digest than {A}"
+    assert told(standing({"a": old, "b": old}))["Outdated"][2] == f"2 nodes still have another digest than {A}"
+
+
 def test_a_node_that_was_never_told_is_pending() -> None:
     status = cache_status(standing({"a": member()}, selected={"a": True, "b": False}), NOW)
     assert (status["counts"]["pending"], status["rollout"]) == (1, "1/2")
@@ -138,7 +162,7 @@ def test_what_was_given_up_names_both_digests_and_the_node() -> None:
 def test_failed_is_worse_than_retrying_and_others_are_counted() -> None:
     members = {"a": member("retrying"), "b": member("failed", reason="TooLarge"), "c": member("failed")}
     found = told(standing(members))
-    assert found["Error"] == ("True", "TooLarge", "b: it is failed (and 1 node more)")
+    assert found["Error"] == ("True", "TooLarge", "b: it is failed (and 1 more node)")
     failing = cache_status(standing(members), NOW)["failing"]
     assert [(each["name"], each["reason"]) for each in failing] == [
         ("b", "TooLarge"),
