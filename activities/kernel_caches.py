@@ -31,6 +31,7 @@ from activities.cache_signatures import (
     TellCache,
     node_cache_attributes,
 )
+from activities.messages import Poke
 from activities.signatures import TASK_QUEUE
 from activities.trust import NoCredentials, credentials_of, rules_of
 from images.endpoints import BadSettings, settings_of
@@ -58,8 +59,10 @@ from planning.caches.rollout import (
     images,
     next_ask,
     step,
+    under_way,
 )
 from planning.caches.status import Standing, cache_status, news, worth
+from planning.caches.turns import Turns
 from planning.times import timestamp
 
 log = logging.getLogger(__name__)
@@ -71,6 +74,7 @@ RESOLVE = 20.0  # seconds for a registry's answer, mirrors and all: a look must 
 ASKING = 4  # registries that are waited for at once: all that a worker does in short steps shares 16 places
 ASK_SOON = 5.0
 CHANGED = 0.1  # seconds until a cache is looked at again that changed while something was written to it
+QUEUED = 30.0  # and one that waits for its turn, should nobody call on it
 WRITE_AGAIN = 10.0  # and until a status is that could not be written
 AT_A_TIME = 16  # calls to Temporal, or to the API server
 # Seconds that a look may send orders for. When many caches begin at once, Temporal is slow: a look that outlives its
@@ -85,12 +89,15 @@ _ordered = _meter.create_counter("berth_cache_orders", description="Orders to no
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The world beside the cache. `trouble` says why its reference stands for nothing; `within`: when to ask again."""
+    """The world beside the cache. `trouble` says why its reference stands for nothing; `within`: when to ask again;
+    `queued`: it waits for its turn.
+    """
 
     nodes: Nodes
     aim: Aim
     trouble: tuple[str, str] | None = None
     within: float = AGAIN
+    queued: bool = False
 
 
 class KernelCaches:
@@ -100,6 +107,7 @@ class KernelCaches:
         self._temporal = temporal
         self._events = events
         self._asking = 0
+        self._turns = Turns()
 
     @activity.defn(name=LOOK_AT_CACHE)
     async def look(self, look: CacheLook) -> CacheLooked:
@@ -109,6 +117,8 @@ class KernelCaches:
         await self._cache.reach(look.fresh, CATCH_UP)
         view = await self._read(look.ref)
         epoch = int(time.time() * 1000)
+        if view is None or view.deleting:
+            self._turns.grant(look.ref.uid, 0, time.monotonic())
         if view is None or (view.deleting and not view.finalizer):
             return await self._gone(look, epoch)
         if view.deleting:
@@ -122,13 +132,32 @@ class KernelCaches:
         if view.spec is not None:
             named = sorted(images(found.aim))
             rules = {image: await rules_of(self._cache, self._kube, image, view.ref) for image in named}
-            wanted = step(rollout, Wanted(view.generation, view.spec, rules), found.nodes, epoch)
+            wanted, queued = self._in_turn(rollout, Wanted(view.generation, view.spec, rules), found.nodes, epoch, view)
             taken = await self._send(view.ref, wanted)
+            found = replace(found, queued=queued, within=min(found.within, QUEUED) if queued else found.within)
             if len(taken.orders) < len(wanted.orders):
                 found = replace(found, within=CHANGED)
+            await self._call_on_others()
         if taken.aim.goal != look.rollout.aim.goal and look.rollout.aim.goal.digest:
             _rollouts.add(1, {"kind": "rolled back" if taken.aim.rejected else "begun"})
         return await self._show(view, applied(rollout, taken), taken, found)
+
+    def _in_turn(
+        self, rollout: Rollout, wanted: Wanted, nodes: Nodes, epoch: int, view: CacheView
+    ) -> tuple[Step, bool]:
+        """The next step with no more orders than there are places for, and whether it waits for more."""
+        whole = step(rollout, wanted, nodes, epoch)
+        after = applied(rollout, whole)
+        due = under_way((member for member in after.members.values() if member.digest), after.epoch)
+        granted = self._turns.grant(view.ref.uid, due, time.monotonic())
+        if granted >= due:
+            return whole, False
+        return step(rollout, replace(wanted, at_once=granted), nodes, epoch), True
+
+    async def _call_on_others(self) -> None:
+        """Has those look whose turn it is now. One that hears nothing of it asks again by itself."""
+        due = self._turns.turns(time.monotonic())
+        await _each(partial(self._signal, cache_id(uid), "poke", Poke()) for uid in due)
 
     @activity.defn(name=TELL_CACHE)
     async def tell(self, tell: TellCache) -> None:
@@ -284,7 +313,8 @@ class KernelCaches:
     async def _show(self, view: CacheView, rollout: Rollout, taken: Step, found: _Found) -> CacheLooked:
         pods = sum(use.pods for use in self._cache.uses_of(view.ref.uid))
         now = time.time()
-        due = cache_status(Standing(view, rollout, found.nodes.selected, pods, found.trouble), now)
+        standing = Standing(view, rollout, found.nodes.selected, pods, found.trouble, found.queued)
+        due = cache_status(standing, now)
         ready = next(each for each in due["conditions"] if each["type"] == "Ready")
         wait, within = worth(view, due, now), found.within
         if wait == 0.0:

@@ -8,7 +8,7 @@ and the step that follows.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from crds.kernelcache import TritonKernelCacheSpec
@@ -103,12 +103,13 @@ class Nodes:
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What a cache's object asks for. `rules`: for each image that an aim may name, what stands for whatever decides
-    about trust in it.
+    about trust in it. `at_once`: how many orders may be under way.
     """
 
     generation: int
     spec: TritonKernelCacheSpec
     rules: Mapping[str, str]
+    at_once: int = AT_ONCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +180,7 @@ def step(rollout: Rollout, wanted: Wanted, nodes: Nodes, first_epoch: int) -> St
     if aim.goal.digest:
         key = _key(aim.goal, wanted)
         order = NodeOrder(epoch, "prepare", aim.goal.image, aim.goal.digest, wanted.generation)
-        most = wanted.spec.update_policy.max_unavailable
-        orders += [Sent(name, key, order) for name in _next(rollout, nodes, order, key, most)]
+        orders += [Sent(name, key, order) for name in _next(rollout, nodes, order, key, wanted)]
     orders += _farewells(rollout, nodes, NodeOrder(epoch, "remove", generation=wanted.generation))
     forgotten = tuple(name for name in sorted(rollout.members) if _gone(name, rollout.members[name], nodes))
     return Step(aim, known, tuple(orders), forgotten)
@@ -224,6 +224,11 @@ def reported(rollout: Rollout, report: Report) -> Rollout:
         reason=report.reason[:_REASON], message=_short(report.message), pods=report.pods,
     )  # fmt: skip
     return replace(rollout, members={**rollout.members, report.node: told})
+
+
+def under_way(members: Iterable[Member], epoch: int) -> int:
+    """How many of them were told something lately, seen from the order of this epoch, and have not answered."""
+    return sum(member.outcome == "" and member.epoch > epoch - SILENT for member in members)
 
 
 def unavailable(most: int | str, nodes: int) -> int:
@@ -304,16 +309,15 @@ def _settled(aim: Aim, rollout: Rollout, wanted: Wanted, nodes: Nodes) -> Aim:
     return replace(aim, good=aim.goal) if ready else aim
 
 
-def _next(rollout: Rollout, nodes: Nodes, order: NodeOrder, key: str, most: int | str) -> list[str]:
+def _next(rollout: Rollout, nodes: Nodes, order: NodeOrder, key: str, wanted: Wanted) -> list[str]:
     """Who is ordered now. A node that gives up another digest takes a place of `maxUnavailable` until it is ready;
     nodes that serve nothing, or this very digest already, wait for nobody.
     """
-    goal, recent = order.digest, order.epoch - SILENT
+    goal = order.digest
     usable = {name: rollout.members.get(name) for name in sorted(nodes.selected) if nodes.selected[name]}
     changing = {name for name, member in usable.items() if member is not None and _changes(member)}
-    room = unavailable(most, len(nodes.selected)) - len(changing)
-    busy = (member for member in usable.values() if member is not None and member.outcome == "")
-    under_way = sum(member.epoch > recent for member in busy)
+    room = unavailable(wanted.spec.update_policy.max_unavailable, len(nodes.selected)) - len(changing)
+    busy = under_way((member for member in usable.values() if member is not None), order.epoch)
     chosen: list[str] = []
     for name, member in usable.items():
         if member is not None and member.key == key and name not in nodes.rechecked:
@@ -323,9 +327,9 @@ def _next(rollout: Rollout, nodes: Nodes, order: NodeOrder, key: str, most: int 
                 continue
             room -= 1
         again = member is not None and member.outcome == ""  # it is under way already
-        if not again and under_way >= AT_ONCE:
+        if not again and busy >= wanted.at_once:
             break
-        under_way += not again
+        busy += not again
         chosen.append(name)
     return chosen
 

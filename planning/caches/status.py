@@ -30,7 +30,7 @@ Fact = tuple[bool | None, str, str]
 @dataclass(frozen=True, slots=True)
 class Standing:
     """How a cache stands. `trouble`: reason and sentence why it cannot go on at all, such as a reference that cannot be
-    resolved; `pods`: how many have it mounted.
+    resolved; `pods`: how many have it mounted; `queued`: nodes are told nothing until other caches have had their turn.
     """
 
     view: CacheView
@@ -38,6 +38,7 @@ class Standing:
     selected: Mapping[str, bool]
     pods: int = 0
     trouble: tuple[str, str] | None = None
+    queued: bool = False
 
 
 def cache_status(standing: Standing, now: float) -> dict[str, Any]:
@@ -160,6 +161,9 @@ def _ready(standing: Standing, counts: Mapping[str, int]) -> Fact:
     if counts["failed"]:
         failed = "its only node" if counts["nodes"] == 1 else f"{counts['failed']} of {counts['nodes']} nodes"
         return False, "Failing", f"{failed} cannot prepare it: {_worst(standing)}"
+    if standing.queued:
+        told = f"{counts['ready']} of {_nodes(counts['nodes'])} can mount it"
+        return False, "Queued", f"{told}; it goes on once other caches have had their turn"
     if counts["nodes"] == 1:
         return False, "Preparing", "its only node cannot mount it yet"
     return False, "Preparing", f"{counts['ready']} of {counts['nodes']} nodes can mount it"

@@ -12,6 +12,7 @@ from crds.kernelcache import TritonKernelCacheSpec
 from planning.caches.orders import NodeOrder, Outcome, Report
 from planning.caches.rollout import (
     AT_ONCE,
+    SILENT,
     Aim,
     Nodes,
     Rollout,
@@ -24,6 +25,7 @@ from planning.caches.rollout import (
     reported,
     step,
     unavailable,
+    under_way,
 )
 
 IMAGE = "registry.example/team/cache"
@@ -124,6 +126,18 @@ def test_a_registry_is_not_asked_by_a_thousand_nodes_at_once() -> None:
     here.answer("n0000", "ready")
     here.look()
     assert len(here.inbox) == AT_ONCE
+
+
+def test_no_more_are_told_than_the_turn_allows() -> None:
+    here = world("a", "b", "c", "d")
+    here.want = replace(here.want, at_once=2)
+    here.look()
+    assert set(here.inbox) == {"a", "b"} and under_way(here.rollout.members.values(), here.rollout.epoch) == 2
+    here.answer("a", "ready")
+    assert under_way(here.rollout.members.values(), here.rollout.epoch) == 1
+    here.look()
+    assert "c" in here.inbox and "d" not in here.inbox
+    assert under_way(here.rollout.members.values(), here.rollout.epoch + SILENT) == 0, "nobody waits for them for ever"
 
 
 def test_the_digest_is_the_last_known_good_once_every_node_has_it() -> None:

@@ -99,6 +99,7 @@ def test_what_no_node_has_checked_is_unknown() -> None:
 def test_not_ready_and_why() -> None:
     cases = {
         "NoNodes": standing({}),
+        "Queued": standing({"a": member()}, selected={"a": True, "b": True}, queued=True),
         "Preparing": standing({"a": member(), "b": member("")}),
         "Incompatible": standing({"a": member("incompatible"), "b": member("incompatible")}),
         "Failing": standing({"a": member(), "b": member("retrying", message="no answer")}),
