@@ -33,7 +33,8 @@ from activities.cache_signatures import (
 )
 from activities.messages import Poke
 from activities.signatures import TASK_QUEUE
-from activities.trust import NoCredentials, credentials_of, rules_of
+from activities.trust import credentials_of, rules_of
+from crds.kernelcache import TritonKernelCacheSpec
 from images.endpoints import BadSettings, settings_of
 from images.errors import RegistryError
 from images.reference import BadReference, Reference
@@ -42,6 +43,7 @@ from kube.client import KubeClient
 from kube.errors import Conflict, KubeError, NotFound
 from kube.events import EventRecorder
 from kube.resources import NODES, TRITONKERNELCACHECLUSTERS, TRITONKERNELCACHES, ObjectRef, Resource
+from planning.caches.grants import NoPullSecret
 from planning.caches.model import FINALIZER, CacheView, cache_view
 from planning.caches.orders import CacheRef, NodeOrder, cache_id, node_cache_id
 from planning.caches.rollout import (
@@ -63,6 +65,7 @@ from planning.caches.rollout import (
 )
 from planning.caches.status import Standing, cache_status, news, worth
 from planning.caches.turns import Turns
+from planning.settings import settings_refused
 from planning.times import timestamp
 
 log = logging.getLogger(__name__)
@@ -173,31 +176,31 @@ class KernelCaches:
 
     async def _look_around(self, view: CacheView, look: CacheLook) -> _Found:
         nodes = await self._nodes(look, view)
-        aim = look.rollout.aim
-        if view.spec is None:
+        aim, spec = look.rollout.aim, view.spec
+        if spec is None:
             return _Found(nodes, aim, ("InvalidSpec", view.problem))
-        written = view.spec.oci_image.image
+        written = spec.oci_image.image
         try:
             reference = Reference.parse(written)
         except BadReference as wrong:
-            return _Found(nodes, aim, ("InvalidReference", str(wrong)))
+            return _Found(nodes, aim, ("InvalidSpec", f"spec.ociImage.image: {wrong}"))
         image = f"{reference.registry}/{reference.repository}"
         now = time.time()
         if reference.digest:
             if aim.reference != written:
                 aim = answered(aim, written, Target(image, reference.digest), now, follow=True)
             return _Found(nodes, aim)
-        due = next_ask(view.spec, aim)
+        due = next_ask(spec, aim)
         if due is not None and now >= due:
-            digest = await self._ask(view, reference, aim, now)
+            digest = await self._ask(view, spec, reference, aim, now)
             if isinstance(digest, Refused):
                 trouble = digest.reason, digest.message
                 return _Found(nodes, replace(aim, refused=digest), trouble, max(1.0, digest.until - now))
             if digest is None:
                 return _Found(nodes, aim, within=ASK_SOON)
-            follow = view.spec.update_policy.type == "OnTagChange"
+            follow = spec.update_policy.type == "OnTagChange"
             aim = answered(aim, written, Target(image, digest), now, follow=follow)
-            due = next_ask(view.spec, aim)
+            due = next_ask(spec, aim)
         elif aim.reference != written:
             told = f"pullPolicy is Never, so nobody is asked what {written} stands for: give the image with its digest"
             return _Found(nodes, aim, ("NotResolved", told))
@@ -228,10 +231,11 @@ class KernelCaches:
             return
         raise StaleCacheError(f"node {node} is there, and this worker has not seen it yet")
 
-    async def _ask(self, view: CacheView, reference: Reference, aim: Aim, now: float) -> str | Refused | None:
+    async def _ask(
+        self, view: CacheView, spec: TritonKernelCacheSpec, reference: Reference, aim: Aim, now: float
+    ) -> str | Refused | None:
         """The digest, or why there is none; None: others are asking, and their registries take their time."""
-        assert view.spec is not None  # noqa: S101 - looked at before
-        written, before = view.spec.oci_image.image, aim.refused
+        written, before = spec.oci_image.image, aim.refused
         same = before is not None and (before.reference, before.generation) == (written, view.generation)
         if before is not None and same and now < before.until:
             return before
@@ -240,19 +244,18 @@ class KernelCaches:
         self._asking += 1
         try:
             async with asyncio.timeout(RESOLVE):
-                return await self._resolve(view, reference)
+                return await self._resolve(view.ref, spec, reference)
         except TimeoutError:
             slow = RegistryError("away", written, f"no answer within {RESOLVE:.0f} s")
             return _refused(written, view.generation, slow, now)
-        except (RegistryError, NoCredentials, BadSettings) as failed:
+        except (RegistryError, NoPullSecret, BadSettings) as failed:
             return _refused(written, view.generation, failed, now)
         finally:
             self._asking -= 1
 
-    async def _resolve(self, view: CacheView, reference: Reference) -> str:
-        assert view.spec is not None  # noqa: S101 - looked at before
+    async def _resolve(self, ref: CacheRef, spec: TritonKernelCacheSpec, reference: Reference) -> str:
         settings = settings_of(self._cache.settings.registries)
-        credentials = await credentials_of(self._kube, view.spec, view.ref)
+        credentials = await credentials_of(self._kube, spec, ref)
         async with Registry(settings, credentials) as registry:
             return (await registry.resolve(reference)).digest
 
@@ -280,6 +283,7 @@ class KernelCaches:
         sent: dict[str, Sent] = {}
 
         async def one(each: Sent) -> None:
+            # On a machine so slow that the time is over at once every look still brings some orders further.
             if sent and not wanted.over and time.monotonic() > until:
                 return
             _ordered.add(1, {"task": each.order.task})
@@ -403,15 +407,15 @@ def _resource(ref: CacheRef) -> Resource:
     return TRITONKERNELCACHES if ref.namespace else TRITONKERNELCACHECLUSTERS
 
 
-def _refused(written: str, generation: int, failed: RegistryError | NoCredentials | BadSettings, now: float) -> Refused:
-    reason, within = _reason(failed)
-    return Refused(written, generation, reason, str(failed)[:_TOLD], now + within)
+def _refused(written: str, generation: int, failed: RegistryError | NoPullSecret | BadSettings, now: float) -> Refused:
+    reason, message, within = _told(failed)
+    return Refused(written, generation, reason, message[:_TOLD], now + within)
 
 
-def _reason(failed: RegistryError | NoCredentials | BadSettings) -> tuple[str, float]:
-    """The reason for a condition, and after how many seconds to ask again."""
+def _told(failed: RegistryError | NoPullSecret | BadSettings) -> tuple[str, str, float]:
+    """Reason and sentence for a condition, and after how many seconds to ask again."""
     if isinstance(failed, RegistryError):
-        return failed.reason, max(failed.retry_after or 0.0, PULL_AGAIN)
-    if isinstance(failed, NoCredentials):
-        return failed.reason, PULL_AGAIN
-    return "InvalidSettings", AGAIN
+        return failed.reason, str(failed), max(failed.retry_after or 0.0, PULL_AGAIN)
+    if isinstance(failed, NoPullSecret):
+        return failed.reason, str(failed), PULL_AGAIN
+    return "SettingsRefused", settings_refused(failed), AGAIN

@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import count
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,7 +19,18 @@ from temporalio.testing import ActivityEnvironment
 from activities import kernel_caches
 from activities.cache import ClusterCache, StaleCacheError
 from activities.cache_signatures import CacheLook, CacheLooked, TellCache
-from activities.kernel_caches import AGAIN, ASK_SOON, ASKING, AT_A_TIME, CHANGED, PULL_AGAIN, WRITE_AGAIN, KernelCaches
+from activities.kernel_caches import (
+    AGAIN,
+    ASK_SOON,
+    ASKING,
+    AT_A_TIME,
+    CHANGED,
+    PULL_AGAIN,
+    SENDING,
+    WRITE_AGAIN,
+    KernelCaches,
+)
+from images.endpoints import BadSettings
 from images.errors import RegistryError
 from kube.errors import AccessDenied, Conflict, Invalid, NotFound, Unavailable
 from planning.caches.model import FINALIZER, FORCE_ANNOTATION
@@ -342,6 +354,7 @@ REFUSED = RegistryError("unauthorized", IMAGE, "refused")
         (REFUSED, "RegistryRefused", PULL_AGAIN),
         (RegistryError("away", IMAGE, "429", retry_after=90.0), "RegistryAway", 90.0),
         (RegistryError("not_found", IMAGE, "404"), "ImageNotFound", PULL_AGAIN),
+        (BadSettings("registries.proxy: x"), "SettingsRefused", AGAIN),
     ],
 )
 async def test_what_a_registry_refuses_is_told_and_not_asked_again_too_soon(
@@ -415,6 +428,14 @@ async def test_what_a_look_has_no_time_to_send_the_next_one_sends(monkeypatch: p
     assert len(told) == len(set(told)) == 60 and looks > 2
 
 
+async def test_a_look_that_has_no_time_at_all_sends_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, *(f"n{number:02}" for number in range(60)))
+    late = count(0.0, 2 * SENDING)
+    monkeypatch.setattr(kernel_caches, "time", SimpleNamespace(time=time.time, monotonic=lambda: next(late)))
+    looked = await world.look()
+    assert looked.within == CHANGED and 1 <= len(world.temporal.orders) <= AT_A_TIME
+
+
 async def test_nodes_let_go_in_as_many_looks_as_it_takes_but_at_once_by_force(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, *(f"n{number:02}" for number in range(60)))
     await world.ready()
@@ -437,7 +458,7 @@ SECRET = {"kind": "Secret", "type": "kubernetes.io/dockerconfigjson", "data": {}
     [
         (None, "PullSecretMissing"),
         (AccessDenied("forbidden", request="get"), "PullSecretNotGranted"),
-        (SECRET, "PullSecretUnreadable"),
+        (SECRET, "PullSecretRefused"),
     ],
 )
 async def test_a_pull_secret_that_cannot_be_had_is_told(
@@ -457,7 +478,7 @@ async def test_a_pull_secret_that_cannot_be_had_is_told(
     ("spec", "reason"),
     [
         ({"ociImage": {"image": "NOT A REFERENCE"}}, "InvalidSpec"),
-        ({"ociImage": {"image": "registry.example/UPPER:v1"}}, "InvalidReference"),
+        ({"ociImage": {"image": "registry.example/UPPER:v1"}}, "InvalidSpec"),
         ({"ociImage": {"image": f"{IMAGE}:v1", "pullPolicy": "Never"}}, "NotResolved"),
     ],
 )
