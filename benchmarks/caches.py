@@ -112,7 +112,8 @@ class Bench:
             await cluster.each(nodes, lambda node: register(kube, node))
             await push(self.host, images.values())
             agents, memory = [SimulatedAgent(node, kube) for node in nodes], Memory(self.stack)
-            async with serving(temporal, agents), self._watching(kube), memory.sampled():
+            workers = [agent.worker(temporal) for agent in agents]
+            async with serving(workers), self._watching(kube), memory.sampled():
                 await self._ready([cache(name, image) for name, image in images.items()])
                 before = await self._events(temporal, len(names) * len(nodes))
                 await self._tell_events(temporal, before)
