@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import shutil
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from temporalio.client import Client
 
+from benchmarks.own_stack import Memory, data_argument, own_stack
 from benchmarks.report import Report, arguments, progress
-from berth.cli.application import after_up, application_processes
 from berth.demo import cluster, measure
 from berth.demo.report import percentile
 from crds.gpuworkload import API_VERSION, KIND
@@ -29,11 +26,10 @@ from kube.client import KubeClient
 from kube.reflector import Change, Reflector
 from kube.resources import GPUWORKLOADS, JOBS, PODS
 from planning.model import TOMBSTONES
-from stack import Endpoints, Lines, SimulatedNode, Stack, UpOptions
+from stack import Endpoints, SimulatedNode, Stack
 
 BERTH, BARE = "bench-berth", "bench-bare"
 IMAGE = "simulated.invalid/bench"
-MEGABYTE = 1024 * 1024
 STEPS = ("created", "running", "complete")
 
 
@@ -143,7 +139,6 @@ class Bench:
     endpoints: Endpoints
     options: argparse.Namespace
     report: Report
-    memory: dict[str, list[measure.Memory]] = field(default_factory=dict)
 
     async def run(self) -> None:
         kubeconfig = self.endpoints.kubeconfig()
@@ -154,8 +149,8 @@ class Bench:
             ]
             progress(f"{len(nodes)} simulated nodes …")
             await cluster.prepare(kube, self.stack, namespaces, nodes)
-            sampling = asyncio.create_task(self._sample_memory())
-            try:
+            memory = Memory(self.stack)
+            async with memory.sampled():
                 count, seconds = self.options.workloads, self.options.run_seconds
                 if not self.options.no_bare:
                     bodies = [bare_job(f"bare-{i:05d}", seconds) for i in range(count)]
@@ -165,16 +160,12 @@ class Bench:
                 await self._round("berth", kube, BERTH, lambda: cluster.create_all(kube, GPUWORKLOADS, workloads))
                 if not self.options.fill:
                     await self._until_ended(kube, count)
-            finally:
-                sampling.cancel()
-                with suppress(asyncio.CancelledError):
-                    await sampling
         temporal = await Client.connect(
             self.endpoints.temporal_address, namespace=self.endpoints.temporal_namespace
         )  # fmt: skip
         self._histories(await measure.histories(temporal, BERTH, count))
         self._ratios()
-        self._memory()
+        memory.tell(self.report)
 
     async def _round(self, name: str, kube: KubeClient, namespace: str, create: Callable[[], Any]) -> None:
         """Creates everything and waits until all Jobs completed, or run where they fill the nodes."""
@@ -243,15 +234,6 @@ class Bench:
         if ended < count:
             progress(f"only {ended} of {count} workloads have ended")
 
-    async def _sample_memory(self) -> None:
-        while True:
-            for name in ("controller", "worker"):
-                status = self.stack.process(name)
-                if status.pid is not None:
-                    with suppress(OSError, KeyError):
-                        self.memory.setdefault(name, []).append(measure.memory(status.pid))
-            await asyncio.sleep(1.0)
-
     # ---- the report
 
     def _ratios(self) -> None:
@@ -290,14 +272,6 @@ class Bench:
         self.report.row("history events", f"{values['events_mean']}", f"of its own; at most {values['events_max']}")
         self.report.row("", f"{values['ledger_events_per_workload']}", "of the shared ledger, a workload")
 
-    def _memory(self) -> None:
-        for name, samples in self.memory.items():
-            rss, pss = max(each.rss for each in samples), max(each.pss for each in samples)
-            self.report.note({f"memory_{name}": {"rss_max": rss, "pss_max": pss, "samples": len(samples)}})
-            self.report.row(
-                f"memory of {name}", f"{rss / MEGABYTE:.0f} MB", f"RSS at most; PSS {pss / MEGABYTE:.0f} MB"
-            )
-
 
 def main() -> None:
     """Entry point."""
@@ -307,7 +281,7 @@ def main() -> None:
     parser.add_argument("--run-seconds", type=float, default=5.0, help="simulated run time (5)")
     parser.add_argument("--no-bare", action="store_true", help="without the comparison")
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds for each of the two rounds")
-    parser.add_argument("--data", type=Path, help="an empty folder for the stack; left out: a temporary one")
+    data_argument(parser)
     parser.add_argument("--scale", action="store_true", help="1,000 nodes, 5,000 workloads, no comparison: memory")
     parser.add_argument(
         "--fill", action="store_true", help="500 nodes, 4,000 workloads that go on running: KAI's shape"
@@ -319,16 +293,8 @@ def main() -> None:
         options.nodes, options.workloads, options.no_bare, options.timeout = 1000, 5000, True, 3600.0
     title = f"admission: {options.workloads:,} workloads on {options.nodes:,} kwok nodes"
     report = Report(title)
-    folder = options.data or Path(tempfile.mkdtemp(prefix="berth-admission-"))
-    stack = Stack(folder)
-    up = UpOptions(node_lease_seconds=120, end_with_caller=True)
-    try:
-        endpoints = stack.up(up, Lines(), lambda found: application_processes(found, up), after_up)
+    with own_stack("admission", options.data) as (stack, endpoints):
         asyncio.run(Bench(stack, endpoints, options, report).run())
-    finally:
-        stack.down()
-        if options.data is None:
-            shutil.rmtree(folder, ignore_errors=True)
     report.finish(options.json)
 
 

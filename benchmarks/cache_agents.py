@@ -2,6 +2,7 @@
 
 An agent serves its node's task queue, answers every order at once, and first writes the node's status object as the
 node's process does: created at the first order, then its status by merge patch at each. So API writes count honestly.
+Tests use the parts that any simulated node needs.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import hashlib
 import json
 import subprocess
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -86,21 +87,26 @@ class SimulatedAgent:
         return Report(self.node, order.epoch, "ready", order.digest, "Verified", "simulated: nothing was checked")
 
     def worker(self, temporal: Client) -> Worker:
-        return Worker(
-            temporal,
-            task_queue=node_queue(self.node),
-            activities=[self.prepare],
-            max_concurrent_activities=8,
-            max_concurrent_activity_task_polls=1,
-        )
+        return node_worker(temporal, self.node, self.prepare)
+
+
+def node_worker(temporal: Client, node: str, *activities: Callable[..., Any]) -> Worker:
+    """What serves the node's task queue by these activities."""
+    return Worker(
+        temporal,
+        task_queue=node_queue(node),
+        activities=activities,
+        max_concurrent_activities=8,
+        max_concurrent_activity_task_polls=1,
+    )
 
 
 @contextlib.asynccontextmanager
-async def serving(temporal: Client, agents: Iterable[SimulatedAgent]) -> AsyncIterator[None]:
-    """The agents' queues are served within the block."""
+async def serving(workers: Iterable[Worker]) -> AsyncIterator[None]:
+    """They run within the block."""
     async with contextlib.AsyncExitStack() as stack:
-        for agent in agents:
-            await stack.enter_async_context(agent.worker(temporal))
+        for worker in workers:
+            await stack.enter_async_context(worker)
         yield
 
 

@@ -12,14 +12,11 @@ import argparse
 import asyncio
 import json
 import os
-import shutil
-import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -27,8 +24,8 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client
 
 from benchmarks.cache_agents import SimulatedAgent, push, register, registry, serving, write
+from benchmarks.own_stack import Memory, data_argument, own_stack
 from benchmarks.report import Report, arguments, progress
-from berth.cli.application import after_up, application_processes
 from berth.demo import cluster, measure
 from berth.demo.report import percentile
 from berth.process import ProcessOptions, connect_temporal
@@ -37,11 +34,10 @@ from kube.client import KubeClient
 from kube.reflector import Change, Reflector
 from kube.resources import TRITONKERNELCACHES
 from planning.caches.orders import CacheRef, cache_id
-from stack import Endpoints, Lines, SimulatedNode, Stack, UpOptions
+from stack import Endpoints, Lines, SimulatedNode, Stack
 from stack.tools import Toolbox
 
 NAMESPACE, BARE = "bench-caches", "bench-bare"
-MEGABYTE = 1024 * 1024
 BUDGET = 20  # history events of a ready cache for each of its nodes: the design's own
 AGENTS = "simulated agents (the benchmark itself)"
 
@@ -102,7 +98,6 @@ class Bench:
     report: Report
     found: dict[str, News] = field(default_factory=dict)
     moments: dict[str, float] = field(default_factory=dict)  # when each cache was Ready first
-    memory: dict[str, list[measure.Memory]] = field(default_factory=dict)
 
     async def run(self) -> None:
         options = self.options
@@ -116,15 +111,16 @@ class Bench:
             await cluster.prepare(kube, self.stack, spaces, [SimulatedNode(node, gpus=8) for node in nodes])
             await cluster.each(nodes, lambda node: register(kube, node))
             await push(self.host, images.values())
-            agents = [SimulatedAgent(node, kube) for node in nodes]
-            async with serving(temporal, agents), self._watching(kube):
+            agents, memory = [SimulatedAgent(node, kube) for node in nodes], Memory(self.stack)
+            workers = [agent.worker(temporal) for agent in agents]
+            async with serving(workers), self._watching(kube), memory.sampled():
                 await self._ready([cache(name, image) for name, image in images.items()])
                 before = await self._events(temporal, len(names) * len(nodes))
                 await self._tell_events(temporal, before)
                 await self._rollout(kube, temporal, names[0], before)
             self.report.note({"orders": sum(agent.orders for agent in agents)})
             await self._bare(kube, nodes)
-        self._tell_memory()
+        memory.tell(self.report)
 
     async def _temporal(self) -> Client:
         found = self.endpoints
@@ -237,19 +233,18 @@ class Bench:
 
     @asynccontextmanager
     async def _watching(self, kube: KubeClient) -> AsyncIterator[None]:
-        """Caches are watched, and memory is sampled."""
+        """Caches are watched within the block."""
         reflector: Reflector[News] = Reflector(
             kube, TRITONKERNELCACHES, project=news_of, namespace=NAMESPACE, on_change=self._changed
         )
-        tasks = [asyncio.create_task(each) for each in (reflector.run(), self._sample_memory())]
+        watching = asyncio.create_task(reflector.run())
         try:
             await reflector.synced.wait()
             yield
         finally:
-            for task in tasks:
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
+            watching.cancel()
+            with suppress(asyncio.CancelledError):
+                await watching
 
     def _changed(self, change: Change[News]) -> None:
         if change.new is not None:
@@ -297,23 +292,6 @@ class Bench:
         most = [f"{who} {seconds:.1f}" for who, seconds in costs["cpu_seconds"].items() if seconds >= 0.1]
         self.report.row("", f"{costs['cpu_milliseconds_a_node']} ms", f"of CPU; in seconds: {', '.join(most)}")
 
-    async def _sample_memory(self) -> None:
-        while True:
-            for name in ("controller", "worker"):
-                pid = self.stack.process(name).pid
-                if pid is not None:
-                    with suppress(OSError, KeyError):
-                        self.memory.setdefault(name, []).append(measure.memory(pid))
-            await asyncio.sleep(1.0)
-
-    def _tell_memory(self) -> None:
-        for name, samples in self.memory.items():
-            rss, pss = max(each.rss for each in samples), max(each.pss for each in samples)
-            self.report.note({f"memory_{name}": {"rss_max": rss, "pss_max": pss, "samples": len(samples)}})
-            self.report.row(
-                f"memory of {name}", f"{rss / MEGABYTE:.0f} MB", f"RSS at most; PSS {pss / MEGABYTE:.0f} MB"
-            )
-
 
 def main() -> None:
     """Entry point."""
@@ -321,24 +299,14 @@ def main() -> None:
     parser.add_argument("--caches", type=int, default=100, help="caches, each for all nodes (100)")
     parser.add_argument("--nodes", type=int, default=100, help="nodes with a simulated agent each (100)")
     parser.add_argument("--timeout", type=float, default=1800.0, help="seconds for each of the steps")
-    parser.add_argument("--data", type=Path, help="an empty folder for the stack; left out: a temporary one")
+    data_argument(parser)
     options = parser.parse_args()
     report = Report(f"{options.caches} kernel caches on {options.nodes} nodes with simulated agents")
     program = Toolbox().ensure(["registry-referrers"], Lines())["registry-referrers"].path
-    folder = options.data or Path(tempfile.mkdtemp(prefix="berth-caches-"))
-    stack = Stack(folder)
-    up = UpOptions(node_lease_seconds=120, end_with_caller=True)
-    try:
-        with registry(program) as host:
-            settings = {"registries": {"insecure": [host]}}
-            endpoints = stack.up(
-                up, Lines(), lambda found: application_processes(found, up), lambda found: after_up(found, settings)
-            )
+    with registry(program) as host:
+        settings = {"registries": {"insecure": [host]}}
+        with own_stack("caches", options.data, settings) as (stack, endpoints):
             asyncio.run(Bench(stack, endpoints, host, options, report).run())
-    finally:
-        stack.down()
-        if options.data is None:
-            shutil.rmtree(folder, ignore_errors=True)
     report.finish(options.json)
 
 

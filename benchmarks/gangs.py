@@ -9,24 +9,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import shutil
-import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.own_stack import data_argument, own_stack
 from benchmarks.report import Report, arguments, progress
-from berth.cli.application import after_up, application_processes
 from berth.demo import cluster
 from crds.gpuworkload import API_VERSION, KIND
 from kube.client import KubeClient
 from kube.reflector import Change, Reflector
 from kube.resources import GPUWORKLOADS, PODS
 from planning.naming import WORKLOAD_LABEL
-from stack import Endpoints, Lines, SimulatedNode, Stack, UpOptions
+from stack import Endpoints, SimulatedNode, Stack
 
 NAMESPACE = "bench-gangs"
 ZONE = "topology.kubernetes.io/zone"
@@ -169,19 +166,11 @@ def main() -> None:
     )
     parser.add_argument("--repeat", type=int, default=5, help="gangs that cannot run (5)")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for each of the steps")
-    parser.add_argument("--data", type=Path, help="an empty folder for the stack; left out: a temporary one")
+    data_argument(parser)
     options = parser.parse_args()
     report = Report(f"gangs on {options.nodes:,} kwok nodes")
-    folder = options.data or Path(tempfile.mkdtemp(prefix="berth-gangs-"))
-    stack = Stack(folder)
-    up = UpOptions(node_lease_seconds=120, end_with_caller=True)
-    try:
-        endpoints = stack.up(up, Lines(), lambda found: application_processes(found, up), after_up)
+    with own_stack("gangs", options.data) as (stack, endpoints):
         asyncio.run(Bench(stack, endpoints, options, report).run())
-    finally:
-        stack.down()
-        if options.data is None:
-            shutil.rmtree(folder, ignore_errors=True)
     report.finish(options.json)
 
 

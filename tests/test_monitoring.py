@@ -11,7 +11,8 @@ import promql_parser as promql
 import pytest
 import yaml
 
-from tests.test_docs import OPERATIONS, ROOMS, ROOT, metrics, rows
+from tests.docs.offered import metrics
+from tests.docs.pages import OPERATIONS, ROOMS, ROOT, rows
 
 BOARD: dict[str, Any] = json.loads((ROOT / "deploy" / "grafana" / "berth.json").read_text())
 RULES: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / "prometheus" / "berth-rules.yaml").read_text())

@@ -2,45 +2,27 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from opentelemetry import metrics
-from prometheus_client import CollectorRegistry, generate_latest
 from temporalio.testing import ActivityEnvironment
 
 from activities import round_metrics
 from activities.forecasts import Forecasts
 from activities.planner import Planner
 from activities.signatures import DecideRequest
-from berth.telemetry import meter_provider
 from planning.model import Ledger, Snapshot, WorkloadView
 from tests.activities.test_planner import Cache
 from tests.planning.builders import NOW, job, node, pod, quota, reservation, snapshot, workload
-
-Read = Callable[[], dict[str, float]]
+from tests.scraping import Read, scraping
 
 
 @pytest.fixture
-def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[Read]:
-    """The series as they are scraped; the module's instruments are made anew, for a registry of the test's own."""
-    registry = CollectorRegistry()
-    provider = meter_provider(registry)
-    monkeypatch.setattr(metrics, "get_meter", provider.get_meter)
-    importlib.reload(round_metrics)
-
-    def scraped() -> dict[str, float]:
-        lines = generate_latest(registry).decode().splitlines()
-        pairs = [line.rsplit(" ", 1) for line in lines if line.startswith("berth_")]
-        return {name: float(value) for name, value in pairs}
-
-    yield scraped
-    provider.shutdown()
-    monkeypatch.undo()
-    importlib.reload(round_metrics)
+def read() -> Iterator[Read]:
+    with scraping(round_metrics) as scraped:
+        yield scraped
 
 
 async def round_(seen: Snapshot, limit: int = 10) -> None:

@@ -12,11 +12,9 @@ from temporalio import activity
 from temporalio.client import Client
 from temporalio.worker import Worker
 
+from benchmarks import cache_agents
 from berth.process import ProcessOptions, connect_temporal
-from kube.client import KubeClient
-from kube.resources import CSINODES
-from planning.caches.orders import PREPARE, REMOVE, NodeTask, Report, node_queue
-from planning.caches.volumes import DRIVER
+from planning.caches.orders import PREPARE, REMOVE, NodeTask, Report
 from stack import Endpoints
 
 
@@ -64,13 +62,7 @@ class SimulatedAgent:
         return Report(self.node, task.order.epoch, outcome, self.serves, reason, f"{self.pods} pods", self.pods)
 
     def worker(self, temporal: Client) -> Worker:
-        return Worker(
-            temporal,
-            task_queue=node_queue(self.node),
-            activities=[self.prepare, self.remove],
-            max_concurrent_activities=8,
-            max_concurrent_activity_task_polls=1,
-        )
+        return cache_agents.node_worker(temporal, self.node, self.prepare, self.remove)
 
 
 @contextlib.asynccontextmanager
@@ -80,14 +72,5 @@ async def serving(endpoints: Endpoints, agents: Iterable[SimulatedAgent]) -> Asy
         temporal_address=endpoints.temporal_address, temporal_namespace=endpoints.temporal_namespace
     )
     temporal = await connect_temporal(options, lazy=False)
-    async with contextlib.AsyncExitStack() as stack:
-        for agent in agents:
-            await stack.enter_async_context(agent.worker(temporal))
+    async with cache_agents.serving([agent.worker(temporal) for agent in agents]):
         yield
-
-
-async def register(kube: KubeClient, node: str) -> None:
-    """What the kubelet writes once berth's CSI driver has registered with it."""
-    spec = {"drivers": [{"name": DRIVER, "nodeID": node, "topologyKeys": None}]}
-    body = {"apiVersion": "storage.k8s.io/v1", "kind": "CSINode", "metadata": {"name": node}, "spec": spec}
-    await kube.create(CSINODES, body)

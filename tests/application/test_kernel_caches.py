@@ -19,6 +19,7 @@ import yaml
 from temporalio.service import RPCError
 
 from activities.cache_signatures import NodeState, node_attributes
+from benchmarks.cache_agents import register
 from crds.kernelcache import API_VERSION
 from crds.settings import SETTINGS_KEY, SETTINGS_NAME, SETTINGS_NAMESPACE
 from images.credentials import Credential, Credentials
@@ -49,7 +50,7 @@ from planning.caches.orders import (
 )
 from stack import Lines, Stack, StackError
 from stack.tools import Toolbox
-from tests.application.cache_nodes import SimulatedAgent, register, serving
+from tests.application.cache_nodes import SimulatedAgent, serving
 from tests.application.conftest import SETTINGS
 from tests.application.stories import Begun, side_by_side
 from tests.application.tenant import Tenant, condition, eventually, tenancy, type_name

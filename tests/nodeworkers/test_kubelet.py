@@ -17,9 +17,9 @@ import pytest
 from berth.install import manifests
 from nodeworkers.ledger import Ledger
 from stack import Stack, UpOptions
-from stack.node_images import BUSYBOX
 from stack.realnode import unavailable
 from tests.nodeworkers.csi_rig import CACHE, CAPTURED, DIGEST, FILES, KERNEL, Rig, Store, needs_mounts
+from tests.nodeworkers.pods import NODE, pod
 
 pytestmark = [
     *needs_mounts,
@@ -29,30 +29,6 @@ pytestmark = [
 MakeStack = Callable[..., Stack]
 
 (DRIVER,) = manifests("csi")
-
-
-def pod(name: str, cache: str, script: str, namespace: str = "team-a") -> dict[str, Any]:
-    """As an ML engineer writes it: not root, a group for volumes, the cache where its kernels were compiled."""
-    attributes = {"kernel-name": cache, "mountPath": CAPTURED}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "namespace": namespace},
-        "spec": {
-            "nodeName": "node-1",
-            "terminationGracePeriodSeconds": 0,
-            "securityContext": {"runAsUser": 1000, "runAsGroup": 1000, "fsGroup": 2000},
-            "containers": [
-                {
-                    "name": "c",
-                    "image": BUSYBOX,
-                    "command": ["sh", "-ec", f"{script}; sleep 100000"],
-                    "volumeMounts": [{"name": "kernels", "mountPath": CAPTURED}],
-                }
-            ],
-            "volumes": [{"name": "kernels", "csi": {"driver": "csi.tkm.io", "volumeAttributes": attributes}}],
-        },
-    }
 
 
 class Node:
@@ -75,7 +51,7 @@ class Node:
         ledger.close()
 
     def start(self) -> None:
-        arguments = [str(self.folder), str(self.kubelet), "node-1"]
+        arguments = [str(self.folder), str(self.kubelet), NODE]
         log = (self.folder / "log").open("a")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.nodeworkers.csi_process", *arguments],
@@ -119,7 +95,7 @@ def node(make_stack: MakeStack) -> Iterator[Node]:
     try:
         made.apply(DRIVER, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team-a"}})
         made.start()
-        drivers = ("get", "csinode", "node-1", "-o", "jsonpath={.spec.drivers[*].name}")
+        drivers = ("get", "csinode", NODE, "-o", "jsonpath={.spec.drivers[*].name}")
         made.until("registered", lambda: made.stack.kubectl(*drivers, check=False) == "csi.tkm.io")
         yield made
     finally:
@@ -135,8 +111,8 @@ def test_pods_mount_compile_and_are_refused_under_a_real_kubelet(node: Node) -> 
     sees = ("-n", "team-a", "get", "serviceaccount", "default", "-o", "name")
     node.until(service_account, lambda: "default" in node.stack.kubectl(*sees, check=False))
     node.apply(
-        pod("first", "llama", compiles), pod("second", "llama", "true"), pod("early", "pending", "true"),
-        pod("stranger", "nobodys", "true"),
+        pod("first", "llama", compiles), pod("second", "llama"), pod("early", "pending"),
+        pod("stranger", "nobodys"),
     )  # fmt: skip
     node.running("first")
     node.running("second")
@@ -167,7 +143,7 @@ def test_pods_mount_compile_and_are_refused_under_a_real_kubelet(node: Node) -> 
 
     # A kubelet that starts anew finds the driver by itself, and its pods' volumes as they were.
     node.stack.wait_restarted("kubelet", node.stack.kill("kubelet"), timeout=60)
-    node.apply(pod("third", "llama", "true"))
+    node.apply(pod("third", "llama"))
     node.running("third")
     node.until("first again", lambda: node.inside("first", f"cat {CAPTURED}/late") == "late\n")
 

@@ -1,5 +1,5 @@
-"""From a kernel found in a mounted cache to the node's count of it: real mounts, pods' Pythons, and real kernels where
-BERTH_TRITON_PYTHON names a Python with Triton 3.9.0.
+"""From a kernel found in a mounted cache to the node's count of it: real mounts, pods' Pythons, and real kernels by
+Triton 3.9.0.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from nodeworkers.listener import OURS, lay_out
 from planning.caches.hits import Seen
 from tests.nodeworkers.csi_rig import CACHE, CAPTURED, DIGEST, Rig, needs_mounts, request, rig_in
 from tests.nodeworkers.pod_python import fake_triton, run, told
+from tests.nodeworkers.triton_python import triton_python
 
 pytestmark = needs_mounts
 
 DATA = Path(__file__).parents[1] / "images" / "data"
-REAL = os.environ.get("BERTH_TRITON_PYTHON", "")
 KEY = (CACHE.uid, DIGEST)
 
 
@@ -142,10 +142,9 @@ def test_the_layer_is_made_whole_again_and_old_ones_go_once_nobody_has_them(rig:
     assert sorted(folder.iterdir()) == [layer]
 
 
-@pytest.mark.skipif(not REAL, reason="BERTH_TRITON_PYTHON names no Python with Triton 3.9.0")
 def test_real_triton_is_counted_as_it_counts_itself(rig: Rig, volumes: Volumes, tmp_path: Path) -> None:
-    """Four kernels of the cache are found; a fifth is compiled, and then found where the pod left it."""
-    target = rig.target()
+    """Four kernels of the cache are found; two for another GPU are compiled, and then found where the pod left them."""
+    python, target = triton_python(), rig.target()
     packed = DATA / "triton-3.9.0"
     files = {str(path.relative_to(packed)): path.read_bytes() for path in packed.rglob("*") if path.is_file()}
     rig.store.add(
@@ -165,7 +164,7 @@ def test_real_triton_is_counted_as_it_counts_itself(rig: Rig, volumes: Volumes, 
 
     def runs(name: str) -> list[bool]:
         """What the script's own listener, which knows nothing of ours, saw."""
-        done = subprocess.run([REAL, tmp_path / name], env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run([python, tmp_path / name], env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return list(ast.literal_eval(done.stdout.strip()))
 

@@ -19,7 +19,7 @@ from nodeworkers.csi.reports import FILE_BYTES, FILES, KERNELS, MICROSECONDS, Re
 from nodeworkers.ledger import Ledger, Mount
 from planning.caches.hits import Seen
 from planning.caches.volumes import NodeCache
-from tests.nodeworkers.conftest import Read
+from tests.scraping import Read
 
 CACHE = NodeCache(
     uid="c-1",

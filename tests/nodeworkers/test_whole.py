@@ -14,9 +14,10 @@ from collections.abc import Iterator
 import pytest
 
 from stack.realnode import unavailable
-from tests.nodeworkers.csi_rig import needs_mounts
+from tests.nodeworkers.csi_rig import CAPTURED, needs_mounts
+from tests.nodeworkers.pods import NODE, pod
 from tests.nodeworkers.triton_python import triton_python
-from tests.nodeworkers.whole import CAPTURED, DATA, KERNELS, NODE, NODE_STATUS, Cluster, pod, whole
+from tests.nodeworkers.whole import DATA, KERNELS, NODE_STATUS, Cluster, whole
 
 pytestmark = [
     *needs_mounts,

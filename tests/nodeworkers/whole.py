@@ -16,15 +16,13 @@ import pytest
 
 from berth.cli.application import after_up, application_processes
 from stack import Lines, Stack, StackError, UpOptions
-from stack.node_images import BUSYBOX
 from stack.tools import Toolbox
 from tests.images.conftest import RealRegistry, running
 from tests.images.signatures.test_real_cosign import Cosign
+from tests.nodeworkers.pods import NODE
 
-CAPTURED = "/home/app/.triton/cache"
 DATA = Path(__file__).parents[1] / "images" / "data"
 KERNELS = DATA / "triton-3.9.0"
-NODE = "node-1"
 NODE_STATUS = "tritonkernelcachenodestatus"
 
 
@@ -142,30 +140,6 @@ class Cluster:
         uid = self.get("pod", pod)["metadata"]["uid"]
         (found,) = (self.stack.layout.root / "node/kubelet/pods" / uid / "volumes").glob("*/kernels/mount")
         return Path(found)
-
-
-def pod(name: str, cache: str, namespace: str = "team-a") -> dict[str, Any]:
-    """As an ML engineer writes it: not root, with a group for volumes."""
-    attributes = {"kernel-name": cache, "mountPath": CAPTURED}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "namespace": namespace},
-        "spec": {
-            "nodeName": NODE,
-            "terminationGracePeriodSeconds": 0,
-            "securityContext": {"runAsUser": 1000, "runAsGroup": 1000, "fsGroup": 2000},
-            "containers": [
-                {
-                    "name": "c",
-                    "image": BUSYBOX,
-                    "command": ["sleep", "100000"],
-                    "volumeMounts": [{"name": "kernels", "mountPath": CAPTURED}],
-                }
-            ],
-            "volumes": [{"name": "kernels", "csi": {"driver": "csi.tkm.io", "volumeAttributes": attributes}}],
-        },
-    }
 
 
 @contextmanager

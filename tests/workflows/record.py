@@ -21,6 +21,7 @@ from temporalio.client import WorkflowHandle
 from activities.cache_signatures import NodeState, node_attributes
 from activities.messages import placement_id, provisioning_id, workload_id
 from activities.signatures import TASK_QUEUE
+from benchmarks.cache_agents import register
 from berth.cli.application import after_up, application_processes
 from berth.process import ProcessOptions, connect_temporal
 from berth.version import build_id
@@ -39,7 +40,7 @@ from planning.caches.orders import (
 )
 from stack import Endpoints, Lines, Stack, UpOptions
 from tests.application.autoscaler import CLASS, SimulatedAutoscaler, install_kind
-from tests.application.cache_nodes import SimulatedAgent, is_ready, register, serving
+from tests.application.cache_nodes import SimulatedAgent, is_ready, serving
 from tests.application.tenant import Tenant, condition, eventually
 
 FOLDER = Path(__file__).parent / "histories"

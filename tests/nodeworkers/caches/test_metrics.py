@@ -19,7 +19,7 @@ from tests.images import hostile
 from tests.images.signatures.rig import new_key
 from tests.nodeworkers.caches.rig import MI300X, QUOTA, Rig, node
 from tests.nodeworkers.caches.test_preparing import kernels
-from tests.nodeworkers.conftest import Read
+from tests.scraping import Read
 
 
 @pytest.fixture
