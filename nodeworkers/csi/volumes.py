@@ -233,7 +233,7 @@ class Volumes:
         mounted: dict[str, MountPoint] = {}
         strange: list[str] = []
         for point in mounts.here(below=str(self.root)):
-            if point.kind == "overlay" and point.source.startswith(_SOURCE):
+            if point.kind == "overlay" and point.source.startswith(_SOURCE) and self._is_target(point.place):
                 volume_id = point.source.removeprefix(_SOURCE).partition("?")[0]
                 mounted[volume_id] = point
         for mount in self.ledger.mounts():
@@ -266,6 +266,16 @@ class Volumes:
                 except OSError as error:
                     told.append(f"the writable layer of {volume_id} cannot be removed: {_told(error)}")
         return told
+
+    def _is_target(self, place: str) -> bool:
+        """Whether a mount there is a volume itself: with subPath the kubelet mounts parts of one elsewhere below its
+        root, and these look the same.
+        """
+        try:
+            target_of(self.root, place)
+        except TargetError:
+            return False
+        return True
 
     def _target(self, path: str) -> Target:
         try:

@@ -265,6 +265,31 @@ def test_without_its_ledger_the_node_knows_its_mounts_from_the_kernel(rig: Rig) 
     after.ledger.close()
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_container_with_a_part_of_the_volume_keeps_it_over_a_restart(rig: Rig, lost: bool) -> None:
+    """With `subPath` the kubelet mounts a folder of the volume once more, below its own root and later in the table."""
+    before = rig.open()
+    target, part = rig.target(), rig.kubelet / "pods" / "pod-1" / "volume-subpaths" / "cache" / "main" / "0"
+    before.publish("csi-1", target, request(), None)
+    part.mkdir(parents=True)
+    bind = 4096  # MS_BIND
+    mounts.mount(f"{target}/{KERNEL}", str(part), "", bind, "")
+    (record,) = before.ledger.mounts()
+    before.ledger.close()
+    if lost:
+        for path in rig.folder.glob(f"{FILE}*"):
+            path.unlink()
+    after = rig.open()
+    assert len(after.sweep()) == lost
+    assert [replace(mount, published_at=record.published_at) for mount in after.ledger.mounts()] == [record]
+    Path(target, "mine").touch()
+    assert (part / "add.cubin").read_bytes() == b"machine code"
+    mounts.unmount(str(part))
+    after.unpublish("csi-1", target)
+    assert rig.left() == []
+    after.ledger.close()
+
+
 def test_a_mount_that_says_nothing_known_is_left_alone(rig: Rig, volumes: Volumes) -> None:
     target = rig.target()
     volumes.publish("csi-1", target, request(), None)
