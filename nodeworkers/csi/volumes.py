@@ -198,7 +198,7 @@ class Volumes:
                 for _ in range(len(self._mounted(volume_id, target))):
                     mounts.unmount(f"/proc/self/fd/{parent.enter_context(target.parent())}/{targets.MOUNT}")
             target.remove()
-            self.reports.read(volume_id)
+            self.reports.end(volume_id)
             self.uppers.remove(volume_id)
         except TargetError as error:
             raise Refused("FailedPrecondition", str(error)) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import mmap
 import os
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 from nodeworkers.csi import mounts
 from nodeworkers.csi.export import Compiled, ExportError, compiled, copy_compiled
 from nodeworkers.csi.volumes import Refused, Volumes
-from nodeworkers.ledger import FILE
+from nodeworkers.ledger import FILE, LedgerError
 from tests.nodeworkers.csi_rig import CACHE, CAPTURED, DIGEST, FILES, KERNEL, OTHER, Rig, needs_mounts, request, rig_in
 
 pytestmark = needs_mounts
@@ -329,6 +330,28 @@ def test_many_pods_at_once(rig: Rig, volumes: Volumes) -> None:
     for thread in threads:
         thread.join()
     assert not wrong and rig.left() == []
+
+
+def test_a_ledger_that_takes_nothing_keeps_no_volume_on_a_full_disk(
+    rig: Rig, volumes: Volumes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The layer that is to go may be what fills the disk."""
+    target = rig.target()
+    volumes.publish("csi-1", target, request(), None)
+    report = {"hits": 3, "misses": 1, "compile_microseconds": 5}
+    Path(target, ".berth", "reports", "pod-1.json").write_text(json.dumps(report))
+
+    def full(*_: object) -> None:
+        raise LedgerError("The ledger cannot be used: database or disk is full.")
+
+    monkeypatch.setattr(volumes.ledger, "put_seen", full)
+    monkeypatch.setattr(volumes.ledger, "remove_mount", full)
+    with pytest.raises(LedgerError):
+        volumes.unpublish("csi-1", target)
+    assert rig.left() == [] and "csi-1 reported last is lost" in caplog.text
+    monkeypatch.undo()
+    volumes.unpublish("csi-1", target)
+    assert volumes.ledger.mounts() == []
 
 
 def test_hundreds_of_volumes_leave_nothing(rig: Rig, volumes: Volumes) -> None:
