@@ -202,8 +202,8 @@ class Volumes:
             self.uppers.remove(volume_id)
         except TargetError as error:
             raise Refused("FailedPrecondition", str(error)) from error
-        except OSError as error:
-            raise Refused("Internal", f"the volume {volume_id} cannot be taken away: {_told(error)}.") from error
+        except OSError as error:  # something is left, so that the kubelet must ask again even if the pod goes meanwhile
+            raise Refused("Unavailable", f"the volume {volume_id} cannot be taken away: {_told(error)}.") from error
         self.ledger.remove_mount(volume_id)
 
     # ---- what is there

@@ -143,7 +143,7 @@ async def test_a_probe_fails_when_the_ledger_does(places: Places, ledger: Ledger
         told = await client.refused("csi.v1.Identity/Probe", csi_pb2.ProbeRequest())
         assert told.startswith("FAILED_PRECONDITION: The ledger ") and "start berth node anew" in told
         refused = await client.refused("csi.v1.Node/NodePublishVolume", publish(target_in(places)))
-        assert refused.startswith("INTERNAL: The ledger ")
+        assert refused.startswith("UNAVAILABLE: The ledger "), "with a final code nobody would unpublish what is left"
 
 
 @pytest.mark.parametrize(

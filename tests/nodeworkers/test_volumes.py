@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import mmap
@@ -18,7 +19,7 @@ import pytest
 from nodeworkers.csi import mounts
 from nodeworkers.csi.export import Compiled, ExportError, compiled, copy_compiled
 from nodeworkers.csi.volumes import Refused, Volumes
-from nodeworkers.ledger import FILE, LedgerError
+from nodeworkers.ledger import FILE, LedgerError, Mount
 from tests.nodeworkers.csi_rig import CACHE, CAPTURED, DIGEST, FILES, KERNEL, OTHER, Rig, needs_mounts, request, rig_in
 
 pytestmark = needs_mounts
@@ -330,6 +331,36 @@ def test_many_pods_at_once(rig: Rig, volumes: Volumes) -> None:
     for thread in threads:
         thread.join()
     assert not wrong and rig.left() == []
+
+
+def test_whatever_a_failed_publish_leaves_the_kubelet_is_told_to_come_back(
+    rig: Rig, volumes: Volumes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FailedPrecondition, Internal and their kin are final for a kubelet: it would never ask to unpublish."""
+    target = rig.target()
+
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(volumes.uppers, "remove", broken)
+    monkeypatch.setattr("nodeworkers.csi.volumes.make_room", broken)
+    assert refusal(volumes, "csi-1", target).startswith("Unavailable: the volume csi-1 cannot be taken away: Input")
+    assert volumes.ledger.mount("csi-1") is not None
+    monkeypatch.undo()
+
+    put = volumes.ledger.put_mount
+
+    def full(mount: Mount) -> None:
+        if mount.published_at is not None:
+            raise LedgerError("The ledger cannot be used: database or disk is full.")
+        put(mount)
+
+    monkeypatch.setattr(volumes.ledger, "put_mount", full)
+    with pytest.raises(LedgerError):
+        volumes.publish("csi-1", target, request(), None)
+    monkeypatch.undo()
+    volumes.unpublish("csi-1", target)
+    assert rig.left() == [] and volumes.ledger.mounts() == []
 
 
 def test_a_ledger_that_takes_nothing_keeps_no_volume_on_a_full_disk(
