@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -208,10 +209,30 @@ def test_without_loop_devices_only_what_is_read_only_is_mounted(
     with monkeypatch.context() as patched:
         patched.setattr("shutil.which", lambda *_, **__: None)
         assert "install e2fsprogs" in volumes.uppers.prepare()
-    target = rig.target()
-    told = refusal(volumes, "csi-1", target)
+        target = rig.target()
+        told = refusal(volumes, "csi-1", target)
     assert "no writable layers on this node: mkfs.ext4 is not on this node" in told and "readOnly: true works" in told
-    volumes.publish("csi-1", target, request(read_only=True), None)
+        volumes.publish("csi-1", target, request(read_only=True), None)
+    volumes.unpublish("csi-1", target)
+    assert rig.left() == []
+
+
+def test_a_full_disk_at_the_start_ends_nothing_and_is_no_matter_once_it_has_room(
+    rig: Rig, volumes: Volumes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Path.open
+
+    def full(path: Path, *how: Any, **more: Any) -> Any:
+        if path.name == "writable.new":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return opened(path, *how, **more)
+
+    monkeypatch.setattr(Path, "open", full)
+    assert volumes.uppers.prepare().endswith("writable.ext4 cannot be written (No space left on device)")
+    target = rig.target()
+    assert "No space left on device" in refusal(volumes, "csi-1", target)
+    monkeypatch.undo()
+    volumes.publish("csi-1", target, request(), None)
     volumes.unpublish("csi-1", target)
     assert rig.left() == []
 
