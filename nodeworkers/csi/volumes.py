@@ -23,7 +23,7 @@ from nodeworkers.csi.mounts import MountPoint
 from nodeworkers.csi.reports import Reports, make_room
 from nodeworkers.csi.targets import Target, TargetError, target_of
 from nodeworkers.csi.uppers import UpperError, Uppers
-from nodeworkers.ledger import Ledger, Mount
+from nodeworkers.ledger import Ledger, LedgerError, Mount
 from nodeworkers.listener import OURS
 from planning.caches.volumes import DRIVER, VOLUMES, Admission, Code, Refusal, VolumeRequest, admit
 
@@ -231,7 +231,7 @@ class Volumes:
         """
         told: list[str] = []
         mounted: dict[str, MountPoint] = {}
-        strange: list[str] = []
+        unknown: list[str] = []
         for point in mounts.here(below=str(self.root)):
             if point.kind == "overlay" and point.source.startswith(_SOURCE) and self._is_target(point.place):
                 volume_id = point.source.removeprefix(_SOURCE).partition("?")[0]
@@ -239,33 +239,41 @@ class Volumes:
         for mount in self.ledger.mounts():
             if mount.volume_id in mounted and mounted[mount.volume_id].place == mount.target_path:
                 if mount.published_at is None:  # the mount is the last step but that record
-                    self.ledger.put_mount(replace(mount, published_at=time.time()))
-                    told.append(f"volume {mount.volume_id} was mounted and not yet recorded: it is now")
+                    told.append(self._noted(mount, "mounted and not yet recorded"))
                 continue
             try:
                 self._clear(mount.volume_id, target_of(self.root, mount.target_path))
                 told.append(f"volume {mount.volume_id} of pod {mount.pod_namespace}/{mount.pod_name} was not mounted: "
                             "what was left of it is gone")  # fmt: skip
-            except (Refused, TargetError) as error:
+            except (Refused, TargetError, LedgerError) as error:
                 told.append(f"volume {mount.volume_id} is not mounted and cannot be cleared: {error}")
         for volume_id, point in mounted.items():
             if self.ledger.mount(volume_id) is not None:
                 continue
+            unknown.append(volume_id)
             found = _mount_said(point)
             if found is None:
-                strange.append(volume_id)
                 told.append(f"{point.place} is mounted as {point.source[:256]!r}, which says nothing known: left alone")
             else:
-                self.ledger.put_mount(replace(found, published_at=time.time()))
-                told.append(f"volume {volume_id} was mounted and in no record: it is now")
+                told.append(self._noted(found, "mounted and in no record"))
         for volume_id in self.uppers.present():
-            if self.ledger.mount(volume_id) is None and volume_id not in strange:
+            if self.ledger.mount(volume_id) is None and volume_id not in unknown:
                 try:
                     self.uppers.remove(volume_id)
                     told.append(f"the writable layer of {volume_id}, which nobody has mounted, is gone")
                 except OSError as error:
                     told.append(f"the writable layer of {volume_id} cannot be removed: {_told(error)}")
         return told
+
+    def _noted(self, mount: Mount, how: str) -> str:
+        """Records a volume that is mounted, and says so. On a full disk that waits for the next start: until then the
+        kubelet can have it unmounted all the same.
+        """
+        try:
+            self.ledger.put_mount(replace(mount, published_at=time.time()))
+        except LedgerError as error:
+            return f"volume {mount.volume_id} is {how}: {error}"
+        return f"volume {mount.volume_id} was {how}: it is now"
 
     def _is_target(self, place: str) -> bool:
         """Whether a mount there is a volume itself: with subPath the kubelet mounts parts of one elsewhere below its

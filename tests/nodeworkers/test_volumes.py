@@ -211,7 +211,7 @@ def test_without_loop_devices_only_what_is_read_only_is_mounted(
         assert "install e2fsprogs" in volumes.uppers.prepare()
         target = rig.target()
         told = refusal(volumes, "csi-1", target)
-    assert "no writable layers on this node: mkfs.ext4 is not on this node" in told and "readOnly: true works" in told
+        assert "no writable layers on this node: mkfs.ext4 is not" in told and "readOnly: true works" in told
         volumes.publish("csi-1", target, request(read_only=True), None)
     volumes.unpublish("csi-1", target)
     assert rig.left() == []
@@ -323,6 +323,28 @@ def test_a_mount_that_says_nothing_known_is_left_alone(rig: Rig, volumes: Volume
     assert [told for told in volumes.sweep() if "left alone" in told]
     assert Path(target, KERNEL, "add.cubin").exists()
     assert (rig.folder / "volumes" / "csi-1").exists()
+
+
+def test_a_start_on_a_full_disk_sweeps_what_it_can(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = rig.open()
+    mounted, lost = rig.target("pod-1"), rig.target("pod-2")
+    before.publish("csi-1", mounted, request("pod-1"), None)
+    before.publish("csi-2", lost, request("pod-2"), None)
+    mounts.unmount(lost)
+    before.ledger.remove_mount("csi-1")
+
+    def full(*_: object) -> None:
+        raise LedgerError("The ledger cannot be used: database or disk is full.")
+
+    for name in ("put_mount", "remove_mount"):
+        monkeypatch.setattr(before.ledger, name, full)
+    assert len([told for told in before.sweep() if "disk is full" in told]) == 2
+    assert [path.name for path in (rig.folder / "volumes").iterdir()] == ["csi-1"]
+    monkeypatch.undo()
+    before.unpublish("csi-1", mounted)
+    before.unpublish("csi-2", lost)
+    assert rig.left() == [] and before.ledger.mounts() == []
+    before.ledger.close()
 
 
 def test_layers_that_nobody_has_mounted_are_swept(rig: Rig, volumes: Volumes) -> None:
