@@ -36,9 +36,9 @@ class Uppers:
 
     def __init__(self, folder: Path, size: int) -> None:
         """`size` is the cap of each, in bytes. Call `prepare` before anything else."""
-        self.folder = folder
+        self.folder = folder.resolve()  # as the kernel's table of mounts has it
         self.size = size
-        self._template = folder.parent / "writable.ext4"
+        self._template = self.folder.parent / "writable.ext4"
         self._wrong = ""
         self._turn = threading.Lock()
 

@@ -67,11 +67,12 @@ class Volumes:
         self.ledger = ledger
         self.layers = layers
         self.uppers = uppers
-        self.root = kubelet_root
+        self.root = kubelet_root.resolve()  # as the kernel's table has it
+        self._named = f"{kubelet_root}/"
         self.reports = Reports(ledger)
         self.offered: Path | None = None
         self._empty = uppers.folder.parent / "empty"
-        unfit = _UNFIT & set(f"{uppers.folder}{kubelet_root}")
+        unfit = _UNFIT & set(f"{uppers.folder}{self.root}")
         if unfit or not kubelet_root.is_absolute():
             raise ValueError(
                 f"The folders {uppers.folder} and {kubelet_root} must be absolute and free of {sorted(_UNFIT)}."
@@ -211,7 +212,7 @@ class Volumes:
     def stats(self, volume_id: str, path: str) -> tuple[Mount, os.statvfs_result]:
         """The volume, and how much of its writable layer is used. Raises Refused."""
         mount = self.ledger.mount(volume_id)
-        if mount is None or mount.target_path != path.rstrip("/"):
+        if mount is None or mount.target_path != self._real(path.rstrip("/")):
             raise Refused("NotFound", f"no volume {volume_id[:128]!r} is mounted at {path[:256]!r} on this node.")
         if not self._mounted(volume_id, self._target(mount.target_path)):
             raise Refused("NotFound", f"the volume {volume_id} is no longer mounted at {mount.target_path}.")
@@ -287,9 +288,13 @@ class Volumes:
 
     def _target(self, path: str) -> Target:
         try:
-            return target_of(self.root, path)
+            return target_of(self.root, self._real(path))
         except TargetError as error:
             raise Refused("InvalidArgument", str(error)) from error
+
+    def _real(self, path: str) -> str:
+        """A path as the kernel has it: the way to the kubelet's root may lead over links, nothing below it may."""
+        return f"{self.root}/{path.removeprefix(self._named)}" if path.startswith(self._named) else path
 
     def _mounted(self, volume_id: str, target: Target) -> list[MountPoint]:
         """Mounts of this volume at its target. Raises Refused where another's is there."""

@@ -191,6 +191,22 @@ def test_a_refused_volume_leaves_nothing(rig: Rig, volumes: Volumes) -> None:
     assert rig.left() == [] and volumes.ledger.mounts() == []
 
 
+def test_folders_may_lie_behind_links(tmp_path: Path) -> None:
+    """As where /var/lib/kubelet was moved to another disk; the kernel's table has where it is."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    with rig_in(tmp_path / "link") as rig:
+        volumes, target = rig.open(), rig.target()
+        volumes.publish("csi-1", target, request(), None)
+        Path(target, "mine").touch()
+        volumes.publish("csi-1", target, request(), None)
+        assert volumes.sweep() == [] and Path(target, "mine").exists()
+        assert volumes.stats("csi-1", target)[0].upper
+        volumes.unpublish("csi-1", target)
+        assert mounts.here(below=str(tmp_path / "disk")) == [] and rig.left() == []
+        volumes.ledger.close()
+
+
 def test_something_elses_mount_is_never_touched(rig: Rig, volumes: Volumes) -> None:
     target = rig.target()
     os.mkdir(target)
