@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -54,6 +54,11 @@ class Layers(Protocol):
         """The folders, topmost first, that make up a cache whose kernels believe to be at `mount_path`. Everybody may
         write in them as far as modes go (folders 0777, files 0666): an overlay shows these modes, and a pod that is not
         root compiles into folders that exist. Raises LookupError, with a sentence, where there are none.
+        """
+
+    def spare(self, digest: str, mounted: Callable[[], Collection[str]]) -> None:
+        """Removes what was made for mount paths of this cache that are not among those `mounted`, as far as it is too
+        much. To be called while nobody begins to mount; never raises for what a disk does.
         """
 
 
@@ -205,7 +210,14 @@ class Volumes:
             raise Refused("FailedPrecondition", str(error)) from error
         except OSError as error:  # something is left, so that the kubelet must ask again even if the pod goes meanwhile
             raise Refused("Unavailable", f"the volume {volume_id} cannot be taken away: {_told(error)}.") from error
-        self.ledger.remove_mount(volume_id)
+        known = self.ledger.mount(volume_id)
+        with self.ledger.transaction():  # no publish decides meanwhile
+            self.ledger.remove_mount(volume_id)
+            if known is not None:
+                digest = known.digest
+                self.layers.spare(
+                    digest, lambda: {mount.mount_path for mount in self.ledger.mounts() if mount.digest == digest}
+                )
 
     # ---- what is there
 

@@ -10,7 +10,7 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -134,6 +134,29 @@ def test_elsewhere_mounted_the_kernels_find_themselves(rig: Rig, volumes: Volume
     assert "FailedPrecondition: this cache cannot be mounted at /fixed" in refusal(
         volumes, "csi-2", rig.target("pod-2"), pod="pod-2", mount_path="/fixed/there"
     )
+
+
+def test_the_store_hears_which_paths_are_still_mounted_while_nobody_can_begin_to(
+    rig: Rig, volumes: Volumes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[tuple[str, set[str], bool]] = []
+
+    def spare(digest: str, mounted: Callable[[], Collection[str]]) -> None:
+        heard.append((digest, set(mounted()), volumes.ledger._db.in_transaction))
+
+    monkeypatch.setattr(volumes.layers, "spare", spare)
+    for number, path in enumerate(("/a", "/b", "/a", "")):
+        target = rig.target(f"pod-{number}")
+        volumes.publish(f"csi-{number}", target, request(f"pod-{number}", mount_path=path), None)
+    for number in (0, 1, 2):
+        volumes.unpublish(f"csi-{number}", rig.target(f"pod-{number}"))
+    assert heard == [
+        (DIGEST, {"/a", "/b", CAPTURED}, True),
+        (DIGEST, {"/a", CAPTURED}, True),
+        (DIGEST, {CAPTURED}, True),
+    ]
+    volumes.unpublish("csi-3", rig.target("pod-3"))
+    assert rig.left() == []
 
 
 @pytest.mark.parametrize("group", [None, 2000])
