@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,9 @@ class Store:
     """One cache with some kernels."""
 
     content: Path
+
+    def spare(self, digest: str, mounted: Callable[[], Collection[str]]) -> None:
+        """Nothing is too much here."""
 
     def lower(self, digest: str, mount_path: str) -> list[Path]:
         return [self.content]

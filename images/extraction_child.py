@@ -1,10 +1,10 @@
 """Extracts a cache image's layers into its working folder: the process that touches what strangers made.
 
 Started by images.extraction with the layers and the folder as open files, it first gives up everything else: root (and
-with it every path but the folder, by chroot), new privileges, processes, memory and time beyond its limits. It writes
-plain files and folders with modes of its own, looks at what it wrote, and tells it as JSON. What lies in the layers
-outside the cache's folder is not written; links, devices and odd names inside it refuse the whole image, and so does
-any name that tries to leave.
+with it every path but the folder, by chroot), the network, new privileges, processes, memory and time beyond its
+limits. It writes plain files and folders with modes of its own, looks at what it wrote, and tells it as JSON. What lies
+in the layers outside the cache's folder is not written; links, devices and odd names inside it refuse the whole image,
+and so does any name that tries to leave.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from planning.caches.labels import Kind
 CHUNK = 512 * 1024
 FOLDERS_OPEN = 32
 _SET_PDEATHSIG, _SET_NO_NEW_PRIVS = 1, 38  # of prctl(2)
+_CLONE_NEWNET = 0x40000000  # of unshare(2)
 _LIBC = ctypes.CDLL(None, use_errno=True)
 # The stub of isal calls its error an instance.
 _BROKEN: tuple[type[Exception], ...] = (
@@ -203,6 +204,8 @@ def confine(request: dict[str, Any]) -> None:
     ):
         resource.setrlimit(which, (most, most))
     if uid is not None:
+        # Where this is not ours to give, in a container without its capability, the rest must do.
+        _LIBC.unshare(_CLONE_NEWNET)
         os.chroot(".")
         os.setgroups([])
         os.setresgid(uid, uid, uid)

@@ -49,11 +49,14 @@ class Hardware:
     async def look(self) -> None:
         """Looks again. A driver that fails takes away no GPU that is known: `problem` says that it failed."""
         try:
-            found, problem = await asyncio.to_thread(self._provider.gpus), ""
+            found = await asyncio.to_thread(self._provider.gpus)
+            problem = " ".join(self._provider.problems) if isinstance(self._provider, Detected) else ""
         except HardwareError as error:
             found, problem = error.gpus, str(error)
-        if isinstance(self._provider, Detected):
-            problem = " ".join(self._provider.problems)
+        except Exception as error:  # a mistake of ours: this process answers the kubelet all the same
+            found, problem = (), f"berth could not look at them: {error!r:.256}. Its log has the rest."
+            if problem != self.problem:
+                _log.exception("berth could not look at the node's GPUs")
         if problem and self.gpus is not None:
             answered = {gpu.id: gpu for gpu in found}
             found = tuple(answered.pop(gpu.id, gpu) for gpu in self.gpus) + tuple(answered.values())

@@ -20,7 +20,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,7 @@ from planning.caches.eviction import Stored, to_remove
 from planning.caches.labels import parse_json
 
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+_SPARE = 8  # relocations of one cache that nobody has mounted
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -164,7 +165,7 @@ class Store:
         cached = self.get(digest)
         if cached is None:
             raise Refused("Inconsistent", f"Cache {digest} is not on this node.")
-        place = self._relocations / _name(digest) / hashlib.sha256(mount_path.encode()).hexdigest()[:32]
+        place = self._relocated(digest, mount_path)
         if place.exists():
             return place
         with _full_disk():
@@ -205,7 +206,26 @@ class Store:
             moved = self.relocation(digest, mount_path)
         except Refused as refused:
             raise LookupError(f"the cache cannot be mounted at {mount_path}: {refused}") from refused
-        return (cached.content,) if moved is None else (moved, cached.content)
+        if moved is None:
+            return (cached.content,)
+        os.utime(moved)  # `spare` keeps those that were used last
+        return (moved, cached.content)
+
+    def spare(self, digest: str, mounted: Callable[[], Collection[str]]) -> None:
+        """Removes the relocations of a cache for mount paths that nobody has mounted, but for a few that were used
+        last: pods choose their paths, and what they chose once must not fill the disk. `mounted` tells the paths in
+        use, and nobody may begin to mount the cache meanwhile. What cannot be removed stays for another time.
+        """
+        with suppress(OSError):
+            folder = self._relocations / _name(digest)
+            places = sorted(folder.iterdir(), key=lambda place: place.stat().st_mtime_ns, reverse=True)
+            if len(places) > _SPARE:
+                needed = {self._relocated(digest, path) for path in mounted()}
+                for place in [place for place in places if place not in needed][_SPARE:]:
+                    self._discard(place)
+
+    def _relocated(self, digest: str, mount_path: str) -> Path:
+        return self._relocations / _name(digest) / hashlib.sha256(mount_path.encode()).hexdigest()[:32]
 
     def _new_staging(self) -> Path:
         folder = self._free_name()

@@ -16,6 +16,7 @@ TRUSTED_ROOT = 1024 * 1024  # bytes: what a ConfigMap holds
 CHECKS = 256  # signers of all policies together
 
 PATTERN_SECONDS = 0.25  # for one pattern on one name
+ANSWER = 4 * 1024 * 1024  # bytes of what is told of all signatures of an image: a problem has hundreds of characters
 CPU_SECONDS = 30  # for all signatures of an image
 WALL_SECONDS = 60.0
 MEMORY = 1024 * 1024 * 1024  # bytes of address space

@@ -73,7 +73,7 @@ async def _ask(request: bytes) -> tuple[bytes, str]:
     timer = asyncio.get_running_loop().call_later(limits.WALL_SECONDS, _end, process)
     try:
         _, answer, errors = await asyncio.gather(
-            _feed(process.stdin, request), process.stdout.read(), process.stderr.read()
+            _feed(process.stdin, request), _at_most(process, process.stdout), _at_most(process, process.stderr)
         )
         code = await process.wait()
     finally:
@@ -82,6 +82,16 @@ async def _ask(request: bytes) -> tuple[bytes, str]:
     whole = answer[: answer.rfind(b"\n") + 1]
     last = errors.decode(errors="replace").strip().rpartition("\n")[2]
     return whole, f"the process that looks at signatures ended with {code}" + (f" ({shown(last)})" if last else "")
+
+
+async def _at_most(process: asyncio.subprocess.Process, pipe: asyncio.StreamReader) -> bytes:
+    """All that a child says. One that never stops is led astray, and is ended before what it says fills our memory."""
+    try:
+        said = await pipe.readexactly(limits.ANSWER)
+    except asyncio.IncompleteReadError as end:
+        return end.partial
+    _end(process)
+    return said
 
 
 async def _feed(pipe: asyncio.StreamWriter, request: bytes) -> None:

@@ -93,6 +93,9 @@ class Images:
             raise Refused("NoSpace", told)
         look.doing = lambda: f"fetching {chosen.digest}: {self._incoming.there(chosen.digest):,} of {size:,} bytes"
         try:
+            # Orders that a newer one ended left something each, which no quota counts.
+            async with self._room:
+                await in_thread(self._incoming.sweep, set(self._needed))
             layers = await self._incoming.fetch(registry, reference, chosen)
             look.doing = lambda: f"extracting {chosen.digest}"
             async with staged(self._store) as content:
@@ -103,7 +106,9 @@ class Images:
                 about = About.made(goal, chosen, extracted, warnings)
                 look.preflight(self._hardware, about.targets)
                 async with self._room:
-                    in_use = await in_thread(self._ledger.digests) | set(self._needed)
+                    # What is needed is asked first: whoever needs it no more has it in the ledger by then.
+                    needed = set(self._needed)
+                    in_use = needed | await in_thread(self._ledger.digests)
                     cached = await in_thread(self._store.keep, content, chosen.digest, about.told(), in_use)
                     metrics.on_disk(await in_thread(self._store.taken), self._store.quota)
         except RegistryError as error:

@@ -5,9 +5,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -146,9 +147,12 @@ class Incoming:
         self._folder = folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def sweep(self) -> int:
-        """Removes what nobody has gone on with for a day; how much that was. Blocks."""
-        left = [place for place in self._folder.iterdir() if place.stat().st_mtime < time.time() - _LEFT]
+    def sweep(self, under_way: Collection[str] = ()) -> int:
+        """Removes what nobody has gone on with for a day, but for images `under_way` (digests); how much that was.
+        Blocks.
+        """
+        kept, old = {self._of(digest) for digest in under_way}, time.time() - _LEFT
+        left = [place for place in self._folder.iterdir() if place not in kept and place.stat().st_mtime < old]
         for place in left:
             self._remove(place)
         return len(left)
@@ -157,6 +161,7 @@ class Incoming:
         """The layers, in their order. Raises RegistryError, and OSError where the disk does not take them."""
         folder = self._of(chosen.digest)
         folder.mkdir(exist_ok=True)
+        os.utime(folder)  # it is gone on with
         places = [folder / layer.digest.removeprefix("sha256:") for layer in chosen.image.layers]
         # A file is there only once its digest was right; what came of one is beside it as .part.
         wanted = {

@@ -73,6 +73,7 @@ class Statuses:
     async def tell(self, ref: CacheRef, found: Findings) -> None:
         """What a look found. Written now, or as soon as that is possible."""
         self._findings[ref.uid] = found
+        self._written.pop(ref.uid, None)  # looks are rare, and somebody may have removed it since
         self._leaving.pop(ref.uid, None)
         self._forgotten.discard(ref.uid)
         await self._try(ref)
@@ -199,25 +200,29 @@ class Statuses:
     async def _object(self, ref: CacheRef) -> dict[str, Any]:
         """The status as the API server has it; {} where the object had to be made."""
         resource, name, namespace = self._place(ref)
-        if not self._node_uid:
-            node = await self._kube.get(NODES, self._node)
-            self._node_uid = str(node["metadata"]["uid"])
         try:
             found = await self._kube.get(resource, name, namespace)
             owners = [owner.get("uid") for owner in found["metadata"].get("ownerReferences") or ()]
-            if _about(found) == ref.uid and owners == [self._node_uid]:
+            if _about(found) == ref.uid and owners == [await self._owner()]:
                 shown = found.get("status")
                 return dict(shown) if isinstance(shown, Mapping) else {}
             # Of an earlier cache of that name, or of a node that was made anew.
             await self._kube.delete(resource, name, namespace, uid=found["metadata"]["uid"])
         except (NotFound, Conflict):
-            pass
-        body = document(ref, self._node, self._node_uid)
+            self._node_uid = ""  # it may have gone with the node's object, and that is another now
+        body = document(ref, self._node, await self._owner())
         try:
             await self._kube.create(resource, body, namespace)
         except AlreadyExists:
             _log.debug("%s %s was made meanwhile", resource.kind, name)
         return {}
+
+    async def _owner(self) -> str:
+        """The UID of the node's object."""
+        if not self._node_uid:
+            node = await self._kube.get(NODES, self._node)
+            self._node_uid = str(node["metadata"]["uid"])
+        return self._node_uid
 
     def _place(self, ref: CacheRef) -> tuple[Resource, str, str | None]:
         name = status_name(ref.name, self._node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import grpc.aio
@@ -36,7 +37,7 @@ class Identity:
     async def Probe(self, request: csi_pb2.ProbeRequest, context: Context) -> csi_pb2.ProbeResponse:
         """Ready while the ledger can be read: nothing else is needed for an answer."""
         try:
-            self.ledger.volumes()
+            await asyncio.to_thread(self.ledger.volumes)  # a writer may have it for as long as the disk takes
         except LedgerError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         return csi_pb2.ProbeResponse(ready=BoolValue(value=True))

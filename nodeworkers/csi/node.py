@@ -31,6 +31,7 @@ _CODES: dict[Code, grpc.StatusCode] = {
     "FailedPrecondition": grpc.StatusCode.FAILED_PRECONDITION,
     "ResourceExhausted": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "Internal": grpc.StatusCode.INTERNAL,
+    "Unavailable": grpc.StatusCode.UNAVAILABLE,
 }
 CAPABILITIES = (_RPC.GET_VOLUME_STATS, _RPC.VOLUME_CONDITION, _RPC.VOLUME_MOUNT_GROUP)
 
@@ -133,7 +134,9 @@ class Node:
         except Refused as refused:
             status, message = _CODES[refused.code], refused.message
         except LedgerError as error:
-            status, message = grpc.StatusCode.INTERNAL, str(error)
+            # By most codes a kubelet takes it that nothing is left of a publish, and never asks to unpublish once the
+            # pod goes. By this one it does.
+            status, message = grpc.StatusCode.UNAVAILABLE, str(error)
         except Exception as error:  # a defect of ours must not end the server, and must be found
             _log.exception("A call for volume %s failed.", volume_id)
             status, message = grpc.StatusCode.INTERNAL, f"berth node failed: {error!r:.256}. Its log has the rest."

@@ -21,7 +21,7 @@ from pathlib import Path
 import orjson
 
 from nodeworkers import metrics
-from nodeworkers.ledger import Ledger
+from nodeworkers.ledger import Ledger, LedgerError
 from nodeworkers.listener import OURS
 from planning.caches.hits import Seen
 
@@ -133,6 +133,18 @@ class Reports:
             # The clock of files is coarse: a folder that changed just now may change again at the same time by it.
             settled = time.time_ns() - changed > _SETTLED
             known.changed, known.reports = changed if settled else -1, reports
+
+    def end(self, volume_id: str) -> None:
+        """Reads the reports of a volume for the last time, and forgets it: another of its id begins at nothing. What
+        the disk does not give or the ledger does not take is lost, for numbers must not hold up an end that may be all
+        that frees a full disk. Blocks.
+        """
+        try:
+            self.read(volume_id)
+        except (LedgerError, OSError) as error:
+            _log.warning("What the pod of volume %s reported last is lost: %s", volume_id, error)
+        with self._turn:
+            self._known.pop(volume_id, None)
 
 
 def _changed(upper: Path) -> int:

@@ -11,6 +11,7 @@ import shutil
 import stat
 import struct
 import subprocess
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -35,16 +36,21 @@ class Uppers:
 
     def __init__(self, folder: Path, size: int) -> None:
         """`size` is the cap of each, in bytes. Call `prepare` before anything else."""
-        self.folder = folder
+        self.folder = folder.resolve()  # as the kernel's table of mounts has it
         self.size = size
-        self._template = folder.parent / "writable.ext4"
+        self._template = self.folder.parent / "writable.ext4"
         self._wrong = ""
+        self._turn = threading.Lock()
 
     def prepare(self) -> str:
         """Makes the empty file system that each layer begins as. Returns why there can be none; '' is well."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._wrong = self._make_template()
-        return self._wrong
+        with self._turn:
+            try:
+                self._wrong = self._make_template()
+            except OSError as error:  # a full disk, perhaps, from which the kubelet is about to take volumes away
+                self._wrong = f"{self._template} cannot be written ({error.strerror})"
+            return self._wrong
 
     def _make_template(self) -> str:
         program = shutil.which("mkfs.ext4", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
@@ -75,8 +81,10 @@ class Uppers:
     def create(self, volume_id: str, group: int | None) -> Path:
         """Mounts an empty layer and returns its folder. Everybody in the pod may write, as in an emptyDir; with a
         group, its members may. Raises UpperError or OSError, and leaves what `remove` takes away.
+
+        What was wrong when the process began is looked at again: a disk has room by now, or a module was loaded.
         """
-        if self._wrong:
+        if self._wrong and self.prepare():
             raise UpperError(f"There are no writable layers on this node: {self._wrong}. readOnly: true works without.")
         place = self.folder / volume_id
         (place / "fs").mkdir(parents=True, mode=0o700)

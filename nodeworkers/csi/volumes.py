@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from nodeworkers.csi.mounts import MountPoint
 from nodeworkers.csi.reports import Reports, make_room
 from nodeworkers.csi.targets import Target, TargetError, target_of
 from nodeworkers.csi.uppers import UpperError, Uppers
-from nodeworkers.ledger import Ledger, Mount
+from nodeworkers.ledger import Ledger, LedgerError, Mount
 from nodeworkers.listener import OURS
 from planning.caches.volumes import DRIVER, VOLUMES, Admission, Code, Refusal, VolumeRequest, admit
 
@@ -56,6 +56,11 @@ class Layers(Protocol):
         root compiles into folders that exist. Raises LookupError, with a sentence, where there are none.
         """
 
+    def spare(self, digest: str, mounted: Callable[[], Collection[str]]) -> None:
+        """Removes what was made for mount paths of this cache that are not among those `mounted`, as far as it is too
+        much. To be called while nobody begins to mount; never raises for what a disk does.
+        """
+
 
 class Volumes:
     """The volumes of one node. Its methods block; calls for one volume must come one at a time.
@@ -67,11 +72,12 @@ class Volumes:
         self.ledger = ledger
         self.layers = layers
         self.uppers = uppers
-        self.root = kubelet_root
+        self.root = kubelet_root.resolve()  # as the kernel's table has it
+        self._named = f"{kubelet_root}/"
         self.reports = Reports(ledger)
         self.offered: Path | None = None
         self._empty = uppers.folder.parent / "empty"
-        unfit = _UNFIT & set(f"{uppers.folder}{kubelet_root}")
+        unfit = _UNFIT & set(f"{uppers.folder}{self.root}")
         if unfit or not kubelet_root.is_absolute():
             raise ValueError(
                 f"The folders {uppers.folder} and {kubelet_root} must be absolute and free of {sorted(_UNFIT)}."
@@ -198,20 +204,27 @@ class Volumes:
                 for _ in range(len(self._mounted(volume_id, target))):
                     mounts.unmount(f"/proc/self/fd/{parent.enter_context(target.parent())}/{targets.MOUNT}")
             target.remove()
-            self.reports.read(volume_id)
+            self.reports.end(volume_id)
             self.uppers.remove(volume_id)
         except TargetError as error:
             raise Refused("FailedPrecondition", str(error)) from error
-        except OSError as error:
-            raise Refused("Internal", f"the volume {volume_id} cannot be taken away: {_told(error)}.") from error
-        self.ledger.remove_mount(volume_id)
+        except OSError as error:  # something is left, so that the kubelet must ask again even if the pod goes meanwhile
+            raise Refused("Unavailable", f"the volume {volume_id} cannot be taken away: {_told(error)}.") from error
+        known = self.ledger.mount(volume_id)
+        with self.ledger.transaction():  # no publish decides meanwhile
+            self.ledger.remove_mount(volume_id)
+            if known is not None:
+                digest = known.digest
+                self.layers.spare(
+                    digest, lambda: {mount.mount_path for mount in self.ledger.mounts() if mount.digest == digest}
+                )
 
     # ---- what is there
 
     def stats(self, volume_id: str, path: str) -> tuple[Mount, os.statvfs_result]:
         """The volume, and how much of its writable layer is used. Raises Refused."""
         mount = self.ledger.mount(volume_id)
-        if mount is None or mount.target_path != path.rstrip("/"):
+        if mount is None or mount.target_path != self._real(path.rstrip("/")):
             raise Refused("NotFound", f"no volume {volume_id[:128]!r} is mounted at {path[:256]!r} on this node.")
         if not self._mounted(volume_id, self._target(mount.target_path)):
             raise Refused("NotFound", f"the volume {volume_id} is no longer mounted at {mount.target_path}.")
@@ -231,35 +244,33 @@ class Volumes:
         """
         told: list[str] = []
         mounted: dict[str, MountPoint] = {}
-        strange: list[str] = []
+        unknown: list[str] = []
         for point in mounts.here(below=str(self.root)):
-            if point.kind == "overlay" and point.source.startswith(_SOURCE):
+            if point.kind == "overlay" and point.source.startswith(_SOURCE) and self._is_target(point.place):
                 volume_id = point.source.removeprefix(_SOURCE).partition("?")[0]
                 mounted[volume_id] = point
         for mount in self.ledger.mounts():
             if mount.volume_id in mounted and mounted[mount.volume_id].place == mount.target_path:
                 if mount.published_at is None:  # the mount is the last step but that record
-                    self.ledger.put_mount(replace(mount, published_at=time.time()))
-                    told.append(f"volume {mount.volume_id} was mounted and not yet recorded: it is now")
+                    told.append(self._noted(mount, "mounted and not yet recorded"))
                 continue
             try:
                 self._clear(mount.volume_id, target_of(self.root, mount.target_path))
                 told.append(f"volume {mount.volume_id} of pod {mount.pod_namespace}/{mount.pod_name} was not mounted: "
                             "what was left of it is gone")  # fmt: skip
-            except (Refused, TargetError) as error:
+            except (Refused, TargetError, LedgerError) as error:
                 told.append(f"volume {mount.volume_id} is not mounted and cannot be cleared: {error}")
         for volume_id, point in mounted.items():
             if self.ledger.mount(volume_id) is not None:
                 continue
+            unknown.append(volume_id)
             found = _mount_said(point)
             if found is None:
-                strange.append(volume_id)
                 told.append(f"{point.place} is mounted as {point.source[:256]!r}, which says nothing known: left alone")
             else:
-                self.ledger.put_mount(replace(found, published_at=time.time()))
-                told.append(f"volume {volume_id} was mounted and in no record: it is now")
+                told.append(self._noted(found, "mounted and in no record"))
         for volume_id in self.uppers.present():
-            if self.ledger.mount(volume_id) is None and volume_id not in strange:
+            if self.ledger.mount(volume_id) is None and volume_id not in unknown:
                 try:
                     self.uppers.remove(volume_id)
                     told.append(f"the writable layer of {volume_id}, which nobody has mounted, is gone")
@@ -267,11 +278,35 @@ class Volumes:
                     told.append(f"the writable layer of {volume_id} cannot be removed: {_told(error)}")
         return told
 
+    def _noted(self, mount: Mount, how: str) -> str:
+        """Records a volume that is mounted, and says so. On a full disk that waits for the next start: until then the
+        kubelet can have it unmounted all the same.
+        """
+        try:
+            self.ledger.put_mount(replace(mount, published_at=time.time()))
+        except LedgerError as error:
+            return f"volume {mount.volume_id} is {how}: {error}"
+        return f"volume {mount.volume_id} was {how}: it is now"
+
+    def _is_target(self, place: str) -> bool:
+        """Whether a mount there is a volume itself: with subPath the kubelet mounts parts of one elsewhere below its
+        root, and these look the same.
+        """
+        try:
+            target_of(self.root, place)
+        except TargetError:
+            return False
+        return True
+
     def _target(self, path: str) -> Target:
         try:
-            return target_of(self.root, path)
+            return target_of(self.root, self._real(path))
         except TargetError as error:
             raise Refused("InvalidArgument", str(error)) from error
+
+    def _real(self, path: str) -> str:
+        """A path as the kernel has it: the way to the kubelet's root may lead over links, nothing below it may."""
+        return f"{self.root}/{path.removeprefix(self._named)}" if path.startswith(self._named) else path
 
     def _mounted(self, volume_id: str, target: Target) -> list[MountPoint]:
         """Mounts of this volume at its target. Raises Refused where another's is there."""

@@ -21,7 +21,9 @@ VOLUMES = 1024  # of one node: several times the pods that a kubelet runs
 
 Kind = Literal["TritonKernelCache", "TritonKernelCacheCluster"]
 State = Literal["Pending", "Ready", "Failed", "Removing"]
-Code = Literal["InvalidArgument", "NotFound", "AlreadyExists", "FailedPrecondition", "ResourceExhausted", "Internal"]
+Code = Literal[
+    "InvalidArgument", "NotFound", "AlreadyExists", "FailedPrecondition", "ResourceExhausted", "Internal", "Unavailable"
+]
 
 NAME, SCOPE, MOUNT_PATH, READ_ONLY = ATTRIBUTES = ("kernel-name", "scope", "mountPath", "readOnly")
 _KUBELETS = "csi.storage.k8s.io/"

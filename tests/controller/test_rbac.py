@@ -70,3 +70,14 @@ def test_no_account_may_read_a_pull_secret_unless_it_was_granted() -> None:
     ]
     assert [name for name, _ in rules] == ["berth-webhooks"]
     assert rules[0][1]["resourceNames"] == ["berth-webhook-certificates"]
+
+
+def test_a_node_gets_settings_by_name_and_no_more() -> None:
+    documents = [*yaml.safe_load_all(MANIFEST.read_text())]
+    roles = {each["metadata"]["name"]: each["rules"] for each in documents if each["kind"] == "Role"}
+    bound = [
+        each["roleRef"]["name"]
+        for each in documents
+        if each["kind"] == "RoleBinding" and "berth-node" in [subject["name"] for subject in each["subjects"]]
+    ]
+    assert [roles[name] for name in bound] == [[{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get"]}]]

@@ -143,6 +143,7 @@ def test_the_child_keeps_nothing_that_it_does_not_need(tmp_path: Path, monkeypat
                 assert status["Uid"].split() == status["Gid"].split() == [str(EXTRACTOR_UID)] * 4
                 assert status["Groups"] == "" and status["CapEff"] == status["CapPrm"] == "0" * 16
                 assert os.readlink(f"/proc/{pids[0]}/root") == str(into)
+                assert os.readlink(f"/proc/{pids[0]}/ns/net") != os.readlink("/proc/self/ns/net")
             bounded = told(pids[0], "limits")
             assert f"Max address space         {limits.GIB}" in bounded and "Max processes             0" in bounded
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -54,6 +54,9 @@ class Store:
 
     def add(self, digest: str, files: Mapping[str, bytes]) -> Path:
         return self._write(self.folder / digest.removeprefix("sha256:") / "content", files)
+
+    def spare(self, digest: str, mounted: Callable[[], Collection[str]]) -> None:
+        """Nothing is too much here."""
 
     def lower(self, digest: str, mount_path: str) -> list[Path]:
         content = self.folder / digest.removeprefix("sha256:") / "content"

@@ -143,7 +143,27 @@ async def test_a_probe_fails_when_the_ledger_does(places: Places, ledger: Ledger
         told = await client.refused("csi.v1.Identity/Probe", csi_pb2.ProbeRequest())
         assert told.startswith("FAILED_PRECONDITION: The ledger ") and "start berth node anew" in told
         refused = await client.refused("csi.v1.Node/NodePublishVolume", publish(target_in(places)))
-        assert refused.startswith("INTERNAL: The ledger ")
+        assert refused.startswith("UNAVAILABLE: The ledger "), "with a final code nobody would unpublish what is left"
+
+
+async def test_a_probe_that_waits_for_the_ledger_keeps_nobody_waiting(places: Places, ledger: Ledger) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def write() -> None:
+        with ledger.transaction():  # as a writer has it while the disk is slow
+            begun.set()
+            go_on.wait(5)
+
+    async with serving(places, ledger) as (_, client):
+        writing = asyncio.create_task(asyncio.to_thread(write))
+        await asyncio.to_thread(begun.wait)
+        probe = asyncio.create_task(client.call("csi.v1.Identity/Probe", csi_pb2.ProbeRequest()))
+        for _ in range(20):
+            await client.call("csi.v1.Identity/GetPluginInfo", csi_pb2.GetPluginInfoRequest())
+        assert not probe.done()
+        go_on.set()
+        await writing
+        assert (await probe).ready.value
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from nodeworkers.hardware.detected import Detected
 from nodeworkers.hardware.provider import HardwareError
 from nodeworkers.inventory import Hardware
@@ -18,12 +20,12 @@ class Driver:
 
     simulated = False
 
-    def __init__(self, *answers: tuple[GPU, ...] | HardwareError) -> None:
+    def __init__(self, *answers: tuple[GPU, ...] | Exception) -> None:
         self.answers = list(answers)
 
     def gpus(self) -> tuple[GPU, ...]:
         answer = self.answers.pop(0)
-        if isinstance(answer, HardwareError):
+        if isinstance(answer, Exception):
             raise answer
         return answer
 
@@ -53,6 +55,18 @@ async def test_one_vendor_of_several_fails() -> None:
     await hardware.look()
     await hardware.look()
     assert hardware.gpus == (ONE,) and "It hangs." in hardware.problem
+
+
+async def test_a_mistake_in_a_provider_is_told_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """The kubelet is answered by the same process."""
+    mistakes = [UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte") for _ in range(2)]
+    hardware = Hardware(Detected([Driver((ONE,), *mistakes, (ONE,)), Driver((TWO,), (TWO,))]), "a" * 32)
+    for _ in range(3):
+        await hardware.look()
+    assert hardware.gpus == (ONE, TWO) and "could not look at them: UnicodeDecodeError" in hardware.problem
+    assert caplog.text.count("Traceback") == 1
+    await hardware.look()
+    assert hardware.problem == ""
 
 
 async def test_the_fingerprint_is_of_hardware_driver_and_ledger() -> None:

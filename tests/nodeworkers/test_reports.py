@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import socket
@@ -213,6 +214,28 @@ def test_what_was_reported_outlives_pods_and_restarts_and_is_counted_once(upper:
     ledger.remove_mount("v2")
     ledger.remove_mount("v3")
     assert ledger.seen() == {}, "a cache that has gone leaves nothing"
+
+
+def test_a_volume_that_ended_and_came_back_begins_at_nothing(
+    upper: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports = Reports(ledger)
+    ledger.put_mount(mount("v1", upper))
+    place = report(upper, "a.json", text(3))
+    reports.end("v1")
+    ledger.remove_mount("v1")
+    place.unlink()
+    ledger.put_mount(mount("v1", upper))
+    report(upper, "b.json", text(2))
+    reports.read("v1")
+    assert ledger.seen() == {("c-1", "d1"): Seen(5, 0, 0.0)}
+
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(reports_module, "_names", broken)
+    report(upper, "c.json", text(1))
+    reports.end("v1")
 
 
 def test_a_report_that_shrinks_while_nobody_looked_takes_nothing_back(upper: Path, ledger: Ledger) -> None:

@@ -160,6 +160,22 @@ def test_what_is_mounted_is_the_relocation_above_the_content(tmp_path: Path) -> 
         store.lower(A, "/else")
 
 
+def test_paths_that_nobody_mounts_any_more_are_given_up_but_for_the_last_few(tmp_path: Path) -> None:
+    store = Store(tmp_path, PLENTY)
+    put(store, A)
+    layers = []
+    for number in range(12):
+        layers.append(store.lower(A, f"/mnt/{number}")[0])
+        os.utime(layers[-1], (number, number))
+    asked = store.lower(A, "/mnt/1")[0]
+    store.spare(A, lambda: {"/mnt/0", "/mnt/2", "/mnt/11"})
+    # Of the nine that are not mounted, the one that was used longest ago.
+    assert [number for number, layer in enumerate(layers) if not layer.exists()] == [3] and asked.exists()
+    assert not list((tmp_path / "staging").iterdir())
+    store.spare(B, lambda: ())
+    assert store.lower(A, "/mnt/3")[0] == layers[3] and layers[3].exists(), "made again when it is wanted"
+
+
 def test_volumes_that_are_mounted_at_once_share_one_relocation(tmp_path: Path) -> None:
     store = Store(tmp_path, PLENTY)
     put(store, A)

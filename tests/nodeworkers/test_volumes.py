@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import json
 import mmap
 import os
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nodeworkers.csi import mounts
 from nodeworkers.csi.export import Compiled, ExportError, compiled, copy_compiled
 from nodeworkers.csi.volumes import Refused, Volumes
-from nodeworkers.ledger import FILE
+from nodeworkers.ledger import FILE, LedgerError, Mount
 from tests.nodeworkers.csi_rig import CACHE, CAPTURED, DIGEST, FILES, KERNEL, OTHER, Rig, needs_mounts, request, rig_in
 
 pytestmark = needs_mounts
@@ -133,6 +136,29 @@ def test_elsewhere_mounted_the_kernels_find_themselves(rig: Rig, volumes: Volume
     )
 
 
+def test_the_store_hears_which_paths_are_still_mounted_while_nobody_can_begin_to(
+    rig: Rig, volumes: Volumes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[tuple[str, set[str], bool]] = []
+
+    def spare(digest: str, mounted: Callable[[], Collection[str]]) -> None:
+        heard.append((digest, set(mounted()), volumes.ledger._db.in_transaction))
+
+    monkeypatch.setattr(volumes.layers, "spare", spare)
+    for number, path in enumerate(("/a", "/b", "/a", "")):
+        target = rig.target(f"pod-{number}")
+        volumes.publish(f"csi-{number}", target, request(f"pod-{number}", mount_path=path), None)
+    for number in (0, 1, 2):
+        volumes.unpublish(f"csi-{number}", rig.target(f"pod-{number}"))
+    assert heard == [
+        (DIGEST, {"/a", "/b", CAPTURED}, True),
+        (DIGEST, {"/a", CAPTURED}, True),
+        (DIGEST, {CAPTURED}, True),
+    ]
+    volumes.unpublish("csi-3", rig.target("pod-3"))
+    assert rig.left() == []
+
+
 @pytest.mark.parametrize("group", [None, 2000])
 def test_who_is_not_root_compiles_in_old_and_new_folders(rig: Rig, volumes: Volumes, group: int | None) -> None:
     target = rig.target()
@@ -188,6 +214,22 @@ def test_a_refused_volume_leaves_nothing(rig: Rig, volumes: Volumes) -> None:
     assert rig.left() == [] and volumes.ledger.mounts() == []
 
 
+def test_folders_may_lie_behind_links(tmp_path: Path) -> None:
+    """As where /var/lib/kubelet was moved to another disk; the kernel's table has where it is."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    with rig_in(tmp_path / "link") as rig:
+        volumes, target = rig.open(), rig.target()
+        volumes.publish("csi-1", target, request(), None)
+        Path(target, "mine").touch()
+        volumes.publish("csi-1", target, request(), None)
+        assert volumes.sweep() == [] and Path(target, "mine").exists()
+        assert volumes.stats("csi-1", target)[0].upper
+        volumes.unpublish("csi-1", target)
+        assert mounts.here(below=str(tmp_path / "disk")) == [] and rig.left() == []
+        volumes.ledger.close()
+
+
 def test_something_elses_mount_is_never_touched(rig: Rig, volumes: Volumes) -> None:
     target = rig.target()
     os.mkdir(target)
@@ -206,10 +248,30 @@ def test_without_loop_devices_only_what_is_read_only_is_mounted(
     with monkeypatch.context() as patched:
         patched.setattr("shutil.which", lambda *_, **__: None)
         assert "install e2fsprogs" in volumes.uppers.prepare()
+        target = rig.target()
+        told = refusal(volumes, "csi-1", target)
+        assert "no writable layers on this node: mkfs.ext4 is not" in told and "readOnly: true works" in told
+        volumes.publish("csi-1", target, request(read_only=True), None)
+    volumes.unpublish("csi-1", target)
+    assert rig.left() == []
+
+
+def test_a_full_disk_at_the_start_ends_nothing_and_is_no_matter_once_it_has_room(
+    rig: Rig, volumes: Volumes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Path.open
+
+    def full(path: Path, *how: Any, **more: Any) -> Any:
+        if path.name == "writable.new":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return opened(path, *how, **more)
+
+    monkeypatch.setattr(Path, "open", full)
+    assert volumes.uppers.prepare().endswith("writable.ext4 cannot be written (No space left on device)")
     target = rig.target()
-    told = refusal(volumes, "csi-1", target)
-    assert "no writable layers on this node: mkfs.ext4 is not on this node" in told and "readOnly: true works" in told
-    volumes.publish("csi-1", target, request(read_only=True), None)
+    assert "No space left on device" in refusal(volumes, "csi-1", target)
+    monkeypatch.undo()
+    volumes.publish("csi-1", target, request(), None)
     volumes.unpublish("csi-1", target)
     assert rig.left() == []
 
@@ -265,6 +327,31 @@ def test_without_its_ledger_the_node_knows_its_mounts_from_the_kernel(rig: Rig) 
     after.ledger.close()
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_container_with_a_part_of_the_volume_keeps_it_over_a_restart(rig: Rig, lost: bool) -> None:
+    """With `subPath` the kubelet mounts a folder of the volume once more, below its own root and later in the table."""
+    before = rig.open()
+    target, part = rig.target(), rig.kubelet / "pods" / "pod-1" / "volume-subpaths" / "cache" / "main" / "0"
+    before.publish("csi-1", target, request(), None)
+    part.mkdir(parents=True)
+    bind = 4096  # MS_BIND
+    mounts.mount(f"{target}/{KERNEL}", str(part), "", bind, "")
+    (record,) = before.ledger.mounts()
+    before.ledger.close()
+    if lost:
+        for path in rig.folder.glob(f"{FILE}*"):
+            path.unlink()
+    after = rig.open()
+    assert len(after.sweep()) == lost
+    assert [replace(mount, published_at=record.published_at) for mount in after.ledger.mounts()] == [record]
+    Path(target, "mine").touch()
+    assert (part / "add.cubin").read_bytes() == b"machine code"
+    mounts.unmount(str(part))
+    after.unpublish("csi-1", target)
+    assert rig.left() == []
+    after.ledger.close()
+
+
 def test_a_mount_that_says_nothing_known_is_left_alone(rig: Rig, volumes: Volumes) -> None:
     target = rig.target()
     volumes.publish("csi-1", target, request(), None)
@@ -275,6 +362,28 @@ def test_a_mount_that_says_nothing_known_is_left_alone(rig: Rig, volumes: Volume
     assert [told for told in volumes.sweep() if "left alone" in told]
     assert Path(target, KERNEL, "add.cubin").exists()
     assert (rig.folder / "volumes" / "csi-1").exists()
+
+
+def test_a_start_on_a_full_disk_sweeps_what_it_can(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = rig.open()
+    mounted, lost = rig.target("pod-1"), rig.target("pod-2")
+    before.publish("csi-1", mounted, request("pod-1"), None)
+    before.publish("csi-2", lost, request("pod-2"), None)
+    mounts.unmount(lost)
+    before.ledger.remove_mount("csi-1")
+
+    def full(*_: object) -> None:
+        raise LedgerError("The ledger cannot be used: database or disk is full.")
+
+    for name in ("put_mount", "remove_mount"):
+        monkeypatch.setattr(before.ledger, name, full)
+    assert len([told for told in before.sweep() if "disk is full" in told]) == 2
+    assert [path.name for path in (rig.folder / "volumes").iterdir()] == ["csi-1"]
+    monkeypatch.undo()
+    before.unpublish("csi-1", mounted)
+    before.unpublish("csi-2", lost)
+    assert rig.left() == [] and before.ledger.mounts() == []
+    before.ledger.close()
 
 
 def test_layers_that_nobody_has_mounted_are_swept(rig: Rig, volumes: Volumes) -> None:
@@ -304,6 +413,58 @@ def test_many_pods_at_once(rig: Rig, volumes: Volumes) -> None:
     for thread in threads:
         thread.join()
     assert not wrong and rig.left() == []
+
+
+def test_whatever_a_failed_publish_leaves_the_kubelet_is_told_to_come_back(
+    rig: Rig, volumes: Volumes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FailedPrecondition, Internal and their kin are final for a kubelet: it would never ask to unpublish."""
+    target = rig.target()
+
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(volumes.uppers, "remove", broken)
+    monkeypatch.setattr("nodeworkers.csi.volumes.make_room", broken)
+    assert refusal(volumes, "csi-1", target).startswith("Unavailable: the volume csi-1 cannot be taken away: Input")
+    assert volumes.ledger.mount("csi-1") is not None
+    monkeypatch.undo()
+
+    put = volumes.ledger.put_mount
+
+    def full(mount: Mount) -> None:
+        if mount.published_at is not None:
+            raise LedgerError("The ledger cannot be used: database or disk is full.")
+        put(mount)
+
+    monkeypatch.setattr(volumes.ledger, "put_mount", full)
+    with pytest.raises(LedgerError):
+        volumes.publish("csi-1", target, request(), None)
+    monkeypatch.undo()
+    volumes.unpublish("csi-1", target)
+    assert rig.left() == [] and volumes.ledger.mounts() == []
+
+
+def test_a_ledger_that_takes_nothing_keeps_no_volume_on_a_full_disk(
+    rig: Rig, volumes: Volumes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The layer that is to go may be what fills the disk."""
+    target = rig.target()
+    volumes.publish("csi-1", target, request(), None)
+    report = {"hits": 3, "misses": 1, "compile_microseconds": 5}
+    Path(target, ".berth", "reports", "pod-1.json").write_text(json.dumps(report))
+
+    def full(*_: object) -> None:
+        raise LedgerError("The ledger cannot be used: database or disk is full.")
+
+    monkeypatch.setattr(volumes.ledger, "put_seen", full)
+    monkeypatch.setattr(volumes.ledger, "remove_mount", full)
+    with pytest.raises(LedgerError):
+        volumes.unpublish("csi-1", target)
+    assert rig.left() == [] and "csi-1 reported last is lost" in caplog.text
+    monkeypatch.undo()
+    volumes.unpublish("csi-1", target)
+    assert volumes.ledger.mounts() == []
 
 
 def test_hundreds_of_volumes_leave_nothing(rig: Rig, volumes: Volumes) -> None:

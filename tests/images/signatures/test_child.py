@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -19,7 +20,7 @@ from crds.kernelcachepolicy import Signer
 from images.signatures import limits, signing
 from images.signatures.envelopes import Candidate
 from images.signatures.request import Check, pack
-from images.signatures.verify import verify
+from images.signatures.verify import _ask, verify
 from planning.caches.trust import Findings, Knobs, Policy, demand, judge, roots_of
 from tests.images.signatures.rig import (
     DIGEST,
@@ -88,6 +89,20 @@ def test_a_child_that_ends_too_early_refuses_what_is_left(monkeypatch: pytest.Mo
     assert [each.problem for each in found.signatures] == [
         "was not looked at: the process that looks at signatures ended with -9"
     ]
+
+
+def test_a_child_that_never_stops_talking_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one might that was led astray by what it reads."""
+    start = asyncio.create_subprocess_exec
+
+    async def talker(*_: str, **how: Any) -> asyncio.subprocess.Process:
+        return await start(sys.executable, "-c", "while True: print('null')", **how)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", talker)
+    monkeypatch.setattr(limits, "ANSWER", 1_000_000)
+    monkeypatch.setattr(limits, "WALL_SECONDS", 5.0)
+    answer, trouble = asyncio.run(_ask(b"{}"))
+    assert len(answer) <= 1_000_000 and trouble == "the process that looks at signatures ended with -9"
 
 
 def test_the_policies_roots_are_named() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from temporalio.exceptions import ApplicationError
 
 from images.descriptor import Manifest
 from kube.resources import TRITONKERNELCACHENODESTATUSES, TRITONKERNELCACHES
+from nodeworkers.caches.pulling import Incoming
 from planning.caches.orders import SUPERSEDED
 from planning.caches.volumes import Admission, Refusal, VolumeRequest, admit
 from tests.images import caches, hostile
@@ -256,6 +258,26 @@ async def test_cancelled_midway_it_leaves_nothing_half_made_and_goes_on_later(
     assert (await rig.prepare(ref, digest)).outcome == "ready"
     (headers,) = registry.asked(layer)
     assert headers["Range"].startswith("bytes=") and rig.clean()
+
+
+async def test_what_was_given_up_goes_with_the_next_pull(rig: Rig, tmp_path: Path) -> None:
+    """Newer images may come for weeks while the process runs, each before the last had come whole."""
+    for name, age in (("fresh", 3600.0), ("old", 2 * 86400.0)):
+        folder = rig.folder / "incoming" / name
+        folder.mkdir()
+        (folder / "x.part").write_bytes(b"x")
+        os.utime(folder, (time.time() - age, time.time() - age))
+    assert (await rig.prepare(rig.cache(), await rig.push(kernels(tmp_path / "cache")))).outcome == "ready"
+    assert [place.name for place in (rig.folder / "incoming").iterdir()] == ["fresh"]
+
+
+async def test_what_is_being_fetched_is_never_given_up(tmp_path: Path) -> None:
+    incoming, digest = Incoming(tmp_path / "incoming"), f"sha256:{'ab' * 32}"
+    folder = tmp_path / "incoming" / ("ab" * 32)
+    folder.mkdir()
+    os.utime(folder, (0, 0))
+    assert incoming.sweep({digest}) == 0 and folder.exists()
+    assert incoming.sweep() == 1 and not folder.exists()
 
 
 # ---- removal

@@ -140,6 +140,20 @@ async def test_removed_by_somebody_it_is_made_again(rig: Rig, ready: CacheRef) -
     assert rig.conditions(ready)["Verified"][:2] == ("True", "Verified")
 
 
+async def test_the_next_look_restores_what_was_removed_while_nothing_else_changed(rig: Rig, ready: CacheRef) -> None:
+    """As when the node's object was made anew under a process that goes on: its statuses went with the old one."""
+    before = rig.told(ready)["status"]
+    rig.api.remove(STATUS, f"llama.{NODE}", "team-a")
+    rig.api.remove(NODES, NODE)
+    rig.api.put(NODES, NODE)
+    assert (await rig.prepare(ready, rig.row(ready).goal, epoch=2)).outcome == "ready"
+    assert owners(rig) == [rig.api.objects(NODES)["", NODE]["metadata"]["uid"]]
+    untimed = [{**each, "lastTransitionTime": ""} for each in before["conditions"]]
+    after = rig.told(ready)["status"]
+    assert [{**each, "lastTransitionTime": ""} for each in after["conditions"]] == untimed
+    assert after["digest"] == before["digest"]
+
+
 async def test_a_node_that_was_made_anew_owns_it(rig: Rig, ready: CacheRef) -> None:
     rig.api.remove(NODES, NODE)
     rig.api.put(NODES, NODE)
