@@ -4,6 +4,9 @@ PYTHON ?= python3
 UV := $(shell command -v uv 2>/dev/null || echo .tools/bin/uv)
 RUN := $(UV) run --locked --quiet
 
+# Tests start Python hundreds of times: where it may not keep what it compiled, each compiles half a library anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-fast test-node lint format bench crds proto clean
 
@@ -62,5 +65,5 @@ clean: ## remove what these targets made here (not the built tools in the cache,
 	.tools/bin/pip install --quiet "uv>=0.8,<1"
 
 .venv/installed: pyproject.toml uv.lock | $(filter .tools/bin/uv,$(UV))
-	$(UV) sync --locked --quiet
+	$(UV) sync --locked --quiet --compile-bytecode
 	@touch $@

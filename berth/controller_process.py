@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import uuid
 
 from opentelemetry import metrics
 from opentelemetry.metrics import Observation
 from temporalio.client import Client
 
+from berth.candidate import candidate_name, has_ended
 from berth.extensions import load_strategies
 from berth.process import ProcessOptions, connect_temporal, ended, run_process, serve_http, watch_trouble
 from controller.app import Controller
@@ -89,7 +88,7 @@ async def serve(
     try:
         admission.append(asyncio.create_task(webhooks.run(), name="admission webhooks"))
         while True:
-            elector = LeaderElector(kube, SETTINGS_NAMESPACE, LEASE, f"{os.uname().nodename}_{uuid.uuid4().hex[:8]}")
+            elector = LeaderElector(kube, SETTINGS_NAMESPACE, LEASE, candidate_name(), has_ended=has_ended)
             try:
                 await elector.run(lead)
             except LeadershipLost as lost:

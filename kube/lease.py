@@ -1,7 +1,8 @@
 """Leader election on a Lease (coordination.k8s.io/v1), by client-go's rules.
 
 For the controller: of several replicas one leads. Clocks of machines are never compared: a lease has expired when it
-did not change for its duration by this process' monotonic clock. Writes carry the resourceVersion as precondition.
+did not change for its duration by this process' monotonic clock, or when its holder is known to have ended. Writes
+carry the resourceVersion as precondition.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class LeaderElector:
 
     lease_seconds: others may take over when the lease has not changed for so long. renew_deadline: this leader gives up
     when it did not renew for so long; the difference is what it has to stop its work. retry: pause between attempts.
+    has_ended: whether the holder of this identity is known to do nothing any more, so that nobody need wait for it.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class LeaderElector:
         lease_seconds: float = 15.0,
         renew_deadline: float = 10.0,
         retry: float = 2.0,
+        has_ended: Callable[[str], bool] = lambda _: False,
     ) -> None:
         if not 0 < retry < renew_deadline < lease_seconds:
             raise ValueError("a lease needs 0 < retry < renew_deadline < lease_seconds")
@@ -57,6 +60,7 @@ class LeaderElector:
         self._lease_seconds = lease_seconds
         self._renew_deadline = renew_deadline
         self._retry = retry
+        self._has_ended = has_ended
         self._spec: dict[str, Any] = {}
         self._version = ""
         self._seen_at = 0.0  # when the lease was last seen to change
@@ -147,11 +151,15 @@ class LeaderElector:
             except NotFound:
                 return self._written(await self._write({}, None), asked)
             self._observe(lease)
-            if self.holder not in ("", self.identity) and time.monotonic() < self._seen_at + self._patience():
+            if self.holder not in ("", self.identity) and not self._expired():
                 return False
             return self._written(await self._write(self._spec, self._version), asked)
         except (Conflict, AlreadyExists, NotFound):
             return False  # somebody was quicker
+
+    def _expired(self) -> bool:
+        """Whether the holder's lease may be taken over."""
+        return time.monotonic() >= self._seen_at + self._patience() or self._has_ended(self.holder)
 
     def _patience(self) -> float:
         """How long the holder's silence must last. Its own duration counts where it is longer than ours."""

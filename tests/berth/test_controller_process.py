@@ -11,9 +11,11 @@ from typing import Any, cast
 import pytest
 from aiohttp import ClientConnectorError, ClientSession
 
-from berth.controller_process import serve
+from berth.candidate import candidate_name
+from berth.controller_process import LEASE, serve
 from berth.process import ProcessOptions
-from kube.resources import GPUWORKLOADS
+from crds.settings import SETTINGS_NAMESPACE
+from kube.resources import GPUWORKLOADS, LEASES
 from tests.controller.fake_temporal import FakeTemporal
 from tests.controller.webhook_rig import PLAIN, bundle, installed, post, question, stored, trusting
 from tests.kube.fake_api import FakeApi, Fault
@@ -101,3 +103,11 @@ async def test_without_the_manifests_or_the_rights_it_does_all_else_and_says_wha
         api.faults.remove(denied)
         await process.says("webhook configurations berth-webhooks are not installed (deploy/webhooks)")
         await pokes(process, api, "second")
+
+
+async def test_it_does_not_wait_for_the_lease_of_one_that_crashed_here(api: FakeApi) -> None:
+    crashed = candidate_name().rpartition(".")[0] + ".1"  # a process of this number that was there before
+    api.put(LEASES, LEASE, SETTINGS_NAMESPACE, spec={"holderIdentity": crashed, "leaseDurationSeconds": 600})
+    async with running(api) as process:
+        await process.says("webhook configurations berth-webhooks are not installed")  # so says who leads
+        await pokes(process, api, "first")

@@ -28,10 +28,10 @@ async def api() -> AsyncIterator[FakeApi]:
 class Candidate:
     """An elector with a connection of its own, and what became of it."""
 
-    def __init__(self, api: FakeApi, client: KubeClient, name: str) -> None:
+    def __init__(self, api: FakeApi, client: KubeClient, name: str, **knows: Any) -> None:
         self.api = api
         self.client = client
-        self.elector = LeaderElector(client, "berth", "controller", name, **TIMES)
+        self.elector = LeaderElector(client, "berth", "controller", name, **TIMES, **knows)
         self.leading = asyncio.Event()
         self.ended_at = 0.0
         self.finish = asyncio.Event()
@@ -63,9 +63,9 @@ class Candidate:
 
 
 @contextlib.asynccontextmanager
-async def candidate(api: FakeApi, name: str) -> AsyncIterator[Candidate]:
+async def candidate(api: FakeApi, name: str, **knows: Any) -> AsyncIterator[Candidate]:
     async with await api.client(user_agent=name) as client:
-        made = Candidate(api, client, name)
+        made = Candidate(api, client, name, **knows)
         try:
             yield made
         finally:
@@ -215,6 +215,18 @@ async def test_other_machines_clocks_do_not_count(api: FakeApi, renew_time: str)
         api.put(LEASES, "controller", "berth", spec={**spec, "renewTime": "2000-01-01T00:00:00.000000Z"})
         assert 1.4 < await one.leads() - began < 2.5
         assert one.spec["leaseTransitions"] == 5
+
+
+async def test_nobody_waits_for_a_holder_that_has_ended(api: FakeApi) -> None:
+    spec = {"holderIdentity": "crashed", "leaseDurationSeconds": 600, "leaseTransitions": 4}
+    api.put(LEASES, "controller", "berth", spec=spec)
+    async with candidate(api, "one") as one, candidate(api, "two", has_ended=lambda holder: holder == "crashed") as two:
+        await two.leads()
+        assert two.spec["holderIdentity"] == "two" and two.spec["leaseTransitions"] == 5
+        api.put(LEASES, "controller", "berth", spec={**spec, "holderIdentity": "another"})
+        with pytest.raises(LeadershipLost, match="another's"):
+            await asyncio.wait_for(two.task, 5)
+        assert not one.leading.is_set(), "it cannot know, and waits"
 
 
 async def test_two_that_write_at_once_are_told_apart_by_the_version(api: FakeApi) -> None:
