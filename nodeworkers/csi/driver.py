@@ -15,6 +15,7 @@ from pathlib import Path
 from nodeworkers.csi.identity import Identity
 from nodeworkers.csi.node import Node
 from nodeworkers.csi.registration import Registration
+from nodeworkers.csi.spares import Spares
 from nodeworkers.csi.uppers import Uppers
 from nodeworkers.csi.volumes import Layers, Volumes
 from nodeworkers.ledger import Ledger
@@ -58,6 +59,7 @@ class Driver:
         self._listener = places.folder / "listener"
         self.volumes = Volumes(ledger, layers, self.uppers, places.kubelet_root)
         self.node = Node(self.volumes, node_name)
+        self.spares = Spares(self.uppers, ledger, self.node)
         self.registration = Registration(places.endpoint)
         self._sockets = Sockets(
             (
@@ -94,16 +96,19 @@ class Driver:
         await self._sockets.start()
 
     async def watch(self) -> None:
-        """Looks after the sockets, and at what pods report, until cancelled."""
-        looking = asyncio.create_task(self.volumes.reports.watch())
+        """Looks after the sockets, at what pods report, and that layers are spare, until cancelled."""
+        beside = [asyncio.create_task(work()) for work in (self.volumes.reports.watch, self.spares.watch)]
         try:
             await self._sockets.watch()
         finally:
-            looking.cancel()
-            with suppress(asyncio.CancelledError):
-                await looking
+            for task in beside:
+                task.cancel()
+            for task in beside:
+                with suppress(asyncio.CancelledError):
+                    await task
 
     async def stop(self) -> None:
         """Ends after the calls that are being answered. Mounts stay: pods use them."""
         await self._sockets.stop()
+        await self.spares.close()
         self.node.close()

@@ -57,6 +57,12 @@ class Node:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="csi")
         self._turns: dict[str, _Turn] = {}
         self._under_way: set[asyncio.Task[Any]] = set()
+        self.calm = asyncio.Event()  # set whenever the last call under way has ended; whoever waits for it clears it
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call is under way."""
+        return bool(self._under_way)
 
     def close(self) -> None:
         """Waits for what is under way."""
@@ -151,6 +157,8 @@ class Node:
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._under_way.discard(task)
+        if not self._under_way:
+            self.calm.set()
         if not task.cancelled():
             task.exception()  # whoever asked may be gone; it was answered or logged otherwise
 

@@ -55,18 +55,33 @@ class Target:
         finally:
             os.close(at)
 
+    def absent(self) -> bool:
+        """Whether there is nothing of that name, and so nothing mounted there."""
+        try:
+            os.lstat(self.path)
+        except FileNotFoundError:
+            return True
+        except OSError:  # such as that of a mount whose server has died
+            return False
+        return False
+
     @contextmanager
-    def created(self) -> Iterator[str]:
-        """The folder itself, made if need be, under a name that stays the same folder whatever is moved about."""
+    def created(self) -> Iterator[tuple[str, bool]]:
+        """The folder itself, made if need be, under a name that stays the same folder whatever is moved about; and
+        whether it was made.
+        """
         with self.parent() as parent:
-            with suppress(FileExistsError):
+            try:
                 os.mkdir(MOUNT, 0o750, dir_fd=parent)
+                made = True
+            except FileExistsError:
+                made = False
             try:
                 folder = os.open(MOUNT, _FOLDER, dir_fd=parent)
             except OSError as error:
                 raise TargetError(f"{self.path} is no folder: {error.strerror}.") from error
         try:
-            yield f"/proc/self/fd/{folder}"
+            yield f"/proc/self/fd/{folder}", made
         finally:
             os.close(folder)
 

@@ -11,7 +11,9 @@ import shutil
 import stat
 import struct
 import subprocess
+import tempfile
 import threading
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,6 +26,7 @@ _CONFIG = struct.Struct(f"=2I{_INFO.size}s64x")  # struct loop_config
 _ATTEMPTS = 32  # others take loop devices as well
 # What lies in it is worthless after a crash: no journal, nothing set aside for root.
 _MKFS = ("-q", "-F", "-O", "^has_journal,^resize_inode", "-m", "0", "-E", "lazy_itable_init=1,nodiscard")
+_SPARE = ".spare-"  # no volume has such a name
 _OPTIONS = "nobarrier,noinit_itable,errors=remount-ro"
 
 
@@ -32,7 +35,9 @@ class UpperError(Exception):
 
 
 class Uppers:
-    """The writable layers of one node, below one folder: `<volume>/disk` and, mounted, `<volume>/fs`."""
+    """The writable layers of one node, below one folder: `<volume>/disk` and, mounted, `<volume>/fs`. Some may be
+    spare: whole, and of no volume yet. Any thread may call.
+    """
 
     def __init__(self, folder: Path, size: int) -> None:
         """`size` is the cap of each, in bytes. Call `prepare` before anything else."""
@@ -41,6 +46,12 @@ class Uppers:
         self._template = self.folder.parent / "writable.ext4"
         self._wrong = ""
         self._turn = threading.Lock()
+        self._spares: deque[Path] = deque()
+
+    @property
+    def spares(self) -> int:
+        """How many layers are prepared ahead."""
+        return len(self._spares)
 
     def prepare(self) -> str:
         """Makes the empty file system that each layer begins as. Returns why there can be none; '' is well."""
@@ -84,13 +95,60 @@ class Uppers:
 
         What was wrong when the process began is looked at again: a disk has room by now, or a module was loaded.
         """
-        if self._wrong and self.prepare():
-            raise UpperError(f"There are no writable layers on this node: {self._wrong}. readOnly: true works without.")
+        if self._wrong:
+            self.prepare()
+        self._check()
         place = self.folder / volume_id
-        (place / "fs").mkdir(parents=True, mode=0o700)
+        if not self._taken(place):
+            place.mkdir(mode=0o700)
+            self._make(place)
+        upper = self.upper(volume_id)
+        if group is not None:
+            os.chown(upper, -1, group)
+        os.chmod(upper, 0o777 if group is None else 0o2775)
+        return upper
+
+    def add_spare(self) -> None:
+        """Prepares a layer for a later `create`. Raises OSError or UpperError, and leaves nothing then."""
+        self._check()
+        place = Path(tempfile.mkdtemp(prefix=_SPARE, dir=self.folder))
+        try:
+            self._make(place)
+        except BaseException:
+            with suppress(OSError):
+                self.remove(place.name)
+            raise
+        self._spares.append(place)
+
+    def drop_spare(self) -> None:
+        """Takes a spare away again, if there is one. Raises OSError."""
+        with suppress(IndexError):
+            self.remove(self._spares.popleft().name)
+
+    def _check(self) -> None:
+        if self._wrong:
+            raise UpperError(f"There are no writable layers on this node: {self._wrong}. readOnly: true works without.")
+
+    def _taken(self, place: Path) -> bool:
+        """Makes a spare the layer at this place. One rename, which the mount goes along with: however it ends, there is
+        one layer, and it has one name.
+        """
+        try:
+            spare = self._spares.popleft()
+        except IndexError:
+            return False
+        try:
+            spare.rename(place)
+        except OSError:
+            self._spares.append(spare)
+            raise
+        return True
+
+    def _make(self, place: Path) -> None:
+        (place / "fs").mkdir(mode=0o700)
         disk = _copied(self._template, place / "disk")
         try:
-            device, handle = _attached(disk, volume_id)
+            device, handle = _attached(disk, place.name)
         finally:
             os.close(disk)
         try:
@@ -98,13 +156,8 @@ class Uppers:
             mounts.mount(device, str(place / "fs"), "ext4", flags, _OPTIONS)
         finally:
             os.close(handle)
-        upper = self.upper(volume_id)
-        upper.mkdir()
-        if group is not None:
-            os.chown(upper, -1, group)
-        os.chmod(upper, 0o777 if group is None else 0o2775)
-        self.work(volume_id).mkdir(mode=0o700)
-        return upper
+        self.upper(place.name).mkdir()
+        self.work(place.name).mkdir(mode=0o700)
 
     def remove(self, volume_id: str) -> None:
         """Takes a layer away, also one that was left midway. Raises OSError."""
@@ -118,8 +171,9 @@ class Uppers:
                 folder.rmdir()
 
     def present(self) -> list[str]:
-        """The volumes of which there is anything."""
-        return [each.name for each in self.folder.iterdir()]
+        """The volumes of which there is anything, and the spares that an earlier process left."""
+        ours = {spare.name for spare in list(self._spares)}
+        return [each.name for each in self.folder.iterdir() if each.name not in ours]
 
 
 def _copied(template: Path, path: Path) -> int:

@@ -1,5 +1,6 @@
-"""SIGKILL at every step of a publish and of an unpublish: the next start puts it in order, and the kubelet's next call
-works. The process that dies is real; the steps are the system calls and records that change anything.
+"""SIGKILL at every step of a publish, of an unpublish, and of making a spare layer: the next start puts it in order,
+and the kubelet's next call works. The process that dies is real; the steps are the system calls and records that change
+anything.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ folder, act, dies_at = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 Store.__init__ = lambda self, folder: setattr(self, "folder", folder)
 rig = Rig(folder / "kubelet", folder / "berth", Store(folder / "berth" / "store"))
 volumes = rig.open()
+if act == "publish with a spare":
+    volumes.uppers.add_spare()
 steps = 0
 
 def step(function):
@@ -43,10 +46,12 @@ def step(function):
 mounts.mount, mounts.unmount = step(mounts.mount), step(mounts.unmount)
 uppers._copied, uppers._attached = step(uppers._copied), step(uppers._attached)
 ledger.Ledger.put_mount, ledger.Ledger.remove_mount = step(ledger.Ledger.put_mount), step(ledger.Ledger.remove_mount)
-for name in ("mkdir", "rmdir", "unlink", "chmod"):
+for name in ("mkdir", "rmdir", "unlink", "chmod", "rename"):
     setattr(os, name, step(getattr(os, name)))
-if act == "publish":
+if act.startswith("publish"):
     volumes.publish("csi-1", rig.target(), request(), 2000)
+elif act == "spare":
+    volumes.uppers.add_spare()
 else:
     volumes.unpublish("csi-1", rig.target())
 """
@@ -71,7 +76,7 @@ def killed(rig: Rig, act: str, step: int) -> bool:
     return done.returncode == -9
 
 
-@pytest.mark.parametrize("act", ["publish", "unpublish"])
+@pytest.mark.parametrize("act", ["publish", "publish with a spare", "spare", "unpublish"])
 def test_killed_at_any_step_nothing_is_left_and_the_next_call_works(rig: Rig, act: str) -> None:
     target = rig.target()
     died = 0

@@ -106,9 +106,11 @@ def test_a_target_is_made_once_and_removed_when_empty(tmp_path: Path) -> None:
     parent = tmp_path / "pods" / "p" / "volumes" / "kubernetes.io~csi" / "v"
     parent.mkdir(parents=True)
     target = target_of(tmp_path, f"{parent}/mount")
-    for _ in range(2):
-        with target.created() as place:
-            assert Path(place).is_dir()
+    assert target.absent()
+    for first in (True, False):
+        with target.created() as (place, made):
+            assert Path(place).is_dir() and made is first
+    assert not target.absent()
     (parent / "mount" / "file").touch()
     with pytest.raises(OSError, match="not empty"):
         target.remove()

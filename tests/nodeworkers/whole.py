@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,9 +120,10 @@ class Cluster:
         return str(self.get(NODE_STATUS, f"{name}.{NODE}")["status"]["digest"])
 
     def events(self, name: str, namespace: str = "team-a") -> str:
-        """What the pod's Events say."""
+        """What an object's Events say, each on a line of its own."""
         selector = f"--field-selector=involvedObject.name={name}"
-        return self.stack.kubectl("-n", namespace, "get", "events", selector, "-o", "jsonpath={.items[*].message}")
+        said = '-o=jsonpath={range .items[*]}{.reason}: {.message}{"\\n"}{end}'
+        return self.stack.kubectl("-n", namespace, "get", "events", selector, said)
 
     def inside(self, pod: str, script: str) -> str:
         return self.stack.kubectl("-n", "team-a", "exec", pod, "--", "sh", "-c", script, check=False)
@@ -142,15 +143,27 @@ class Cluster:
         return Path(found)
 
 
+def policy(host: str, key: str) -> dict[str, Any]:
+    """What a registry has is to be signed by this key."""
+    return {
+        "apiVersion": "tkm.io/v1alpha1",
+        "kind": "KernelCachePolicy",
+        "metadata": {"name": host.replace(":", "-")},
+        "spec": {"images": [f"{host}/team/**"], "signers": [{"name": "release", "key": key}]},
+    }
+
+
 @contextmanager
-def whole(folder: Callable[[str], Path]) -> Iterator[Cluster]:
-    """The cluster, with a policy that wants every image signed by the key of this run. `folder` makes new folders."""
+def whole(folder: Callable[[str], Path], others: Mapping[str, str] | None = None) -> Iterator[Cluster]:
+    """The cluster, with a policy that wants every image signed by the key of this run. `folder` makes new folders.
+    `others`: further registries, and who signs what lies there: a public key in PEM.
+    """
     keys = folder("keys")
     cosign = Cosign(program("cosign"), keys)
     options = UpOptions(real_node=True, kwok=False, end_with_caller=True, etcd_fsync=False)
     stack = Stack(folder("stack"))
     with running(program("registry-referrers"), blobs=folder("blobs")) as registry:
-        settings = {"registries": {"insecure": [registry.host]}}
+        settings = {"registries": {"insecure": [registry.host, *(others or {})]}}
         try:
             stack.up(
                 options,
@@ -159,16 +172,11 @@ def whole(folder: Callable[[str], Path]) -> Iterator[Cluster]:
             )
             made = Cluster(stack, registry, cosign, keys)
             cosign.run("generate-key-pair")
-            signer = {"name": "release", "key": (keys / "cosign.pub").read_text()}
+            trusted = {registry.host: (keys / "cosign.pub").read_text(), **(others or {})}
             made.apply(
                 {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team-a"}},
                 {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team-b"}},
-                {
-                    "apiVersion": "tkm.io/v1alpha1",
-                    "kind": "KernelCachePolicy",
-                    "metadata": {"name": "team"},
-                    "spec": {"images": [f"{registry.host}/team/**"], "signers": [signer]},
-                },
+                *(policy(host, key) for host, key in trusted.items()),
             )
             yield made
         finally:
