@@ -54,9 +54,9 @@ from planning.caches.rollout import (
     Wanted,
     answered,
     applied,
-    asks,
     farewell,
     images,
+    next_ask,
     step,
 )
 from planning.caches.status import Standing, cache_status, news, worth
@@ -154,25 +154,25 @@ class KernelCaches:
             return _Found(nodes, aim, ("InvalidReference", str(wrong)))
         image = f"{reference.registry}/{reference.repository}"
         now = time.time()
-        policy = view.spec.update_policy
-        periodic = policy.type == "OnTagChange" or view.spec.oci_image.pull_policy == "Always"
         if reference.digest:
             if aim.reference != written:
                 aim = answered(aim, written, Target(image, reference.digest), now, follow=True)
             return _Found(nodes, aim)
-        if asks(view.spec, aim, now):
+        due = next_ask(view.spec, aim)
+        if due is not None and now >= due:
             digest = await self._ask(view, reference, aim, now)
             if isinstance(digest, Refused):
                 trouble = digest.reason, digest.message
                 return _Found(nodes, replace(aim, refused=digest), trouble, max(1.0, digest.until - now))
             if digest is None:
                 return _Found(nodes, aim, within=ASK_SOON)
-            aim = answered(aim, written, Target(image, digest), now, follow=policy.type == "OnTagChange")
+            follow = view.spec.update_policy.type == "OnTagChange"
+            aim = answered(aim, written, Target(image, digest), now, follow=follow)
+            due = next_ask(view.spec, aim)
         elif aim.reference != written:
             told = f"pullPolicy is Never, so nobody is asked what {written} stands for: give the image with its digest"
             return _Found(nodes, aim, ("NotResolved", told))
-        within = max(1.0, aim.asked_at + policy.interval_seconds - now) if periodic else AGAIN
-        return _Found(nodes, aim, within=within)
+        return _Found(nodes, aim, within=AGAIN if due is None else max(1.0, due - now))
 
     async def _nodes(self, look: CacheLook, view: CacheView | None) -> Nodes:
         """The nodes as they are to a cache; None: it is gone. Raises StaleCacheError where the picture is too old."""

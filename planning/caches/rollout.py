@@ -133,17 +133,18 @@ class Step:
     over: bool = False
 
 
-def asks(spec: TritonKernelCacheSpec, aim: Aim, now: float) -> bool:
-    """Whether the registry is to be asked now what the reference stands for.
+def next_ask(spec: TritonKernelCacheSpec, aim: Aim) -> float | None:
+    """The moment (epoch seconds) from which the registry is to be asked what the reference stands for; None: never.
 
-    One with a digest never is. `Always` and OnTagChange ask at each interval, others once for each reference.
+    One with a digest never is. `Always` and OnTagChange ask at each interval, others once for each reference. One that
+    was never asked for is due since ever: 0.
     """
     if "@" in spec.oci_image.image or spec.oci_image.pull_policy == "Never":
-        return False
+        return None
     if aim.reference != spec.oci_image.image:
-        return True
+        return 0.0
     again = spec.update_policy.type == "OnTagChange" or spec.oci_image.pull_policy == "Always"
-    return again and now >= aim.asked_at + spec.update_policy.interval_seconds
+    return aim.asked_at + spec.update_policy.interval_seconds if again else None
 
 
 def answered(aim: Aim, reference: str, latest: Target, now: float, follow: bool) -> Aim:

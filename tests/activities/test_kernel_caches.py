@@ -18,13 +18,14 @@ from temporalio.testing import ActivityEnvironment
 from activities import kernel_caches
 from activities.cache import ClusterCache, StaleCacheError
 from activities.cache_signatures import CacheLook, CacheLooked, TellCache
-from activities.kernel_caches import ASK_SOON, ASKING, AT_A_TIME, CHANGED, PULL_AGAIN, WRITE_AGAIN, KernelCaches
+from activities.kernel_caches import AGAIN, ASK_SOON, ASKING, AT_A_TIME, CHANGED, PULL_AGAIN, WRITE_AGAIN, KernelCaches
 from images.errors import RegistryError
 from kube.errors import AccessDenied, Conflict, Invalid, NotFound, Unavailable
 from planning.caches.model import FINALIZER, FORCE_ANNOTATION
 from planning.caches.orders import CacheRef, NodeOrder, Report, node_cache_id
 from planning.caches.rollout import Member, Rollout, applied, reported
 from planning.caches.warmth import CacheUse
+from planning.times import timestamp
 from tests.planning.builders import node
 
 REF = CacheRef("TritonKernelCache", "ns", "llama", "u")
@@ -467,6 +468,24 @@ async def test_a_spec_that_stands_for_nothing_is_told(
     world.server.spec(**spec)
     await world.look()
     assert world.condition("Error") == ("True", reason) and not world.temporal.orders
+
+
+async def test_a_tag_that_is_followed_is_asked_for_again_at_its_interval_and_no_more_once_nobody_may(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(monkeypatch, "a")
+    image, follow = {"image": f"{IMAGE}:v1"}, {"type": "OnTagChange", "intervalSeconds": 300}
+    world.server.spec(ociImage=image, updatePolicy=follow)
+    assert (await world.look()).within == pytest.approx(300, abs=1)
+    assert (await world.look()).within == pytest.approx(300, abs=1) and world.asked == 1
+    aim = world.rollout.aim
+    world.rollout = replace(world.rollout, aim=replace(aim, asked_at=aim.asked_at - 300))
+    assert (await world.look()).within == pytest.approx(300, abs=1) and world.asked == 2
+    world.rollout = replace(world.rollout, aim=replace(aim, asked_at=aim.asked_at - 300))
+    world.server.spec(ociImage={**image, "pullPolicy": "Never"}, updatePolicy=follow)
+    assert world.server.cache is not None
+    world.server.cache["status"]["updated"] = timestamp(0)  # so that it need not wait to be written
+    assert (await world.look()).within == AGAIN and world.asked == 2, "nothing is due, so nobody is in a hurry"
 
 
 async def test_a_digest_is_nobodys_to_resolve(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,8 @@ from planning.caches.rollout import (
     Wanted,
     answered,
     applied,
-    asks,
     farewell,
+    next_ask,
     reported,
     step,
     unavailable,
@@ -310,13 +310,13 @@ def test_a_cache_that_no_node_has_goes_at_once() -> None:
 
 def test_the_registry_is_asked_once_for_a_reference_and_again_where_the_tag_is_followed() -> None:
     fresh, known = Aim(), replace(aim(A), asked_at=1000.0)
-    assert asks(spec(), fresh, 0.0)
-    assert not asks(spec(), known, 1e9)
-    assert not asks(spec(type="OnTagChange"), known, 1599.0)
-    assert asks(spec(type="OnTagChange"), known, 1600.0)
-    assert asks(spec(ociImage={"image": f"{IMAGE}:v1", "pullPolicy": "Always"}), known, 1600.0)
-    assert not asks(spec(ociImage={"image": f"{IMAGE}:v1", "pullPolicy": "Never"}), fresh, 0.0)
-    assert not asks(spec(ociImage={"image": f"{IMAGE}@{A}"}), fresh, 0.0)
+    assert next_ask(spec(), fresh) == 0.0
+    assert next_ask(spec(), known) is None
+    assert next_ask(spec(type="OnTagChange"), known) == 1600.0
+    assert next_ask(spec(ociImage={"image": f"{IMAGE}:v1", "pullPolicy": "Always"}), known) == 1600.0
+    for nobody in ({"image": f"{IMAGE}:v1", "pullPolicy": "Never"}, {"image": f"{IMAGE}@{A}"}):
+        assert next_ask(spec(ociImage=nobody, type="OnTagChange"), fresh) is None
+        assert next_ask(spec(ociImage=nobody, type="OnTagChange"), known) is None
 
 
 def test_a_tag_that_moved_is_followed_where_that_is_wanted() -> None:
