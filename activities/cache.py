@@ -15,11 +15,10 @@ from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 import orjson
-import yaml
 
 from activities.signatures import Versions
 from crds.gpuworkload import GPUWorkloadSpec
-from crds.settings import SETTINGS_KEY, SETTINGS_NAME, SETTINGS_NAMESPACE, Settings
+from crds.settings import SETTINGS_NAME, SETTINGS_NAMESPACE, Settings
 from kube.client import KubeClient
 from kube.reflector import Change, Reflector
 from kube.resources import (
@@ -48,6 +47,7 @@ from planning.places import amiss
 from planning.profile_status import profile_view
 from planning.profiles import Key, Profile
 from planning.recommendation import GpuType, Recommendation, ask_of, gpu_types, recommend
+from planning.settings import read_settings
 from planning.windows import ReservationView
 
 log = logging.getLogger(__name__)
@@ -344,7 +344,7 @@ class ClusterCache:
             self.live_jobs[job.uid] = job
 
     def _settings_changed(self, change: Change[dict[str, Any]]) -> None:
-        settings, problem = read_settings(change.new or {})
+        settings, problem = read_settings(change.new)
         if settings is not None:
             if self.workloads.synced.is_set() and settings.gpu_resource != self._settings.gpu_resource:
                 log.warning("gpuResource is now %s: it counts from the next restart on", settings.gpu_resource)
@@ -353,15 +353,6 @@ class ClusterCache:
             return
         self.settings_problem = problem
         log.warning("%s; the last valid settings stay in force", self.settings_problem)
-
-
-def read_settings(data: Mapping[str, Any]) -> tuple[Settings | None, str]:
-    """The settings that the ConfigMap's data hold, or None and what is wrong with them."""
-    try:
-        settings, problem = Settings.parse(yaml.safe_load(data.get(SETTINGS_KEY, "")))
-    except yaml.YAMLError as refused:
-        settings, problem = None, f"is not YAML: {refused}"
-    return settings, problem and f"ConfigMap {SETTINGS_NAMESPACE}/{SETTINGS_NAME}: {problem}"
 
 
 def _workload(view: JobView | PodView) -> tuple[str, str] | None:

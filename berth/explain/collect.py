@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from activities.cache import LIVE_PODS
-from crds.settings import SETTINGS_KEY, SETTINGS_NAME, SETTINGS_NAMESPACE, Settings
+from crds.settings import SETTINGS_NAME, SETTINGS_NAMESPACE, Settings
 from kube.client import KubeClient
 from kube.errors import AccessDenied, NotFound
 from kube.resources import (
@@ -36,6 +34,7 @@ from planning.caches.warmth import Warm, WarmNodes, cache_use
 from planning.model import Defaults, Snapshot, WorkloadView
 from planning.naming import JOB_SELECTOR, STRATEGY_ANNOTATION
 from planning.profile_status import profile_view
+from planning.settings import read_settings as settings_in
 
 _EVENTS = 10
 
@@ -146,15 +145,11 @@ async def _warm(kube: KubeClient, workloads: Iterable[WorkloadView]) -> Warm | N
 
 async def read_settings(kube: KubeClient) -> tuple[Settings, str]:
     """The installation's; the defaults, and why, where they cannot be read."""
-    where = f"ConfigMap {SETTINGS_NAMESPACE}/{SETTINGS_NAME}"
     try:
-        data = (await kube.get(CONFIGMAPS, SETTINGS_NAME, SETTINGS_NAMESPACE)).get("data") or {}
+        found = await kube.get(CONFIGMAPS, SETTINGS_NAME, SETTINGS_NAMESPACE)
     except NotFound:
         return Settings(), ""
     except AccessDenied:
-        return Settings(), f"you may not read the settings ({where})"
-    try:
-        settings, wrong = Settings.parse(yaml.safe_load(data.get(SETTINGS_KEY, "")))
-    except yaml.YAMLError as error:
-        settings, wrong = None, str(error)
-    return settings or Settings(), f"{where} is not valid: {wrong}" if wrong else ""
+        return Settings(), f"you may not read the settings (ConfigMap {SETTINGS_NAMESPACE}/{SETTINGS_NAME})"
+    settings, wrong = settings_in(found.get("data"))
+    return settings or Settings(), wrong

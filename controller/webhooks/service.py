@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from activities.cache import namespace_strategy, read_settings
+from activities.cache import namespace_strategy
 from controller.webhooks import reviews
 from controller.webhooks.material import SECRET_NAME, SECRET_NAMESPACE, Secret, secret
 from controller.webhooks.server import Server
@@ -23,6 +23,7 @@ from kube.reflector import Change, Reflector
 from kube.resources import CONFIGMAPS, GPUQUOTAS, GPURESERVATIONS, NAMESPACES, NODES, SECRETS
 from planning.admission import Installation
 from planning.model import NodeView, QuotaView
+from planning.settings import read_settings
 from planning.views import node_view, quota_view, reservation_view
 from planning.windows import ReservationView
 
@@ -135,7 +136,7 @@ class Webhooks:
         self._trouble = trouble
 
     def _settings_changed(self, change: Change[Mapping[str, Any]]) -> None:
-        settings, problem = read_settings(change.new or {})
+        settings, problem = read_settings(change.new)
         if settings is None:
             log.warning("%s; the last valid settings stay in force", problem)
         else:

@@ -13,16 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
-from crds.kernelcache import (
-    CLUSTER_KIND,
-    ClusterOCIImage,
-    TritonKernelCacheClusterSpec,
-    TritonKernelCacheSpec,
-)
-from crds.kernelcachepolicy import KernelCachePolicySpec
-from crds.settings import SETTINGS_KEY, SETTINGS_NAME, SETTINGS_NAMESPACE, Settings
+from crds.kernelcache import CLUSTER_KIND, ClusterOCIImage, TritonKernelCacheSpec
+from crds.settings import SETTINGS_NAME, SETTINGS_NAMESPACE, Settings
 from images.credentials import BadCredentials, Credentials
 from kube.client import KubeClient
 from kube.errors import AccessDenied, NotFound
@@ -35,8 +27,11 @@ from kube.resources import (
 )
 from nodeworkers.caches.stopped import Stopped, later
 from planning.caches.grants import missing_grant
+from planning.caches.model import cache_view
 from planning.caches.orders import CacheRef
+from planning.caches.rules import policy_of
 from planning.caches.trust import Knobs, Policy, RootKey
+from planning.settings import read_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +58,14 @@ class Rules:
             if error.details.get("name"):
                 return None
             raise  # the kind is not served: that says nothing about the cache
-        metadata = raw.get("metadata") or {}
-        if metadata.get("uid") != ref.uid:
+        view = cache_view(raw)
+        if view.ref.uid != ref.uid:
             return None
-        if metadata.get("deletionTimestamp"):
+        if view.deleting:
             raise Stopped("failed", "Deleting", f"{ref.told} is being deleted, so that it is not prepared.")
-        spec, wrong = (TritonKernelCacheClusterSpec if whole else TritonKernelCacheSpec).parse(raw.get("spec"))
-        if spec is None:
-            raise Stopped("failed", "InvalidSpec", f"{ref.told} cannot be read: {wrong}.")
-        return Asked(spec, int(metadata.get("generation") or 0))
+        if view.spec is None:
+            raise Stopped("failed", "InvalidSpec", f"{ref.told} cannot be read: {view.problem}.")
+        return Asked(view.spec, view.generation)
 
     async def settings(self) -> Settings:
         """What the platform engineer set. Settings that cannot be read admit nothing."""
@@ -79,24 +73,15 @@ class Rules:
             found = await self._kube.get(CONFIGMAPS, SETTINGS_NAME, SETTINGS_NAMESPACE)
         except NotFound:
             return Settings()
-        data = found.get("data") or {}
-        try:
-            raw = yaml.safe_load(data.get(SETTINGS_KEY) or "")
-        except yaml.YAMLError:
-            raise later("SettingsRefused", f"{SETTINGS_KEY} of ConfigMap {SETTINGS_NAME} is no YAML.") from None
-        settings, wrong = Settings.parse(raw)
+        settings, wrong = read_settings(found.get("data"))
         if settings is None:
-            raise later("SettingsRefused", f"ConfigMap {SETTINGS_NAME} cannot be read: {wrong}.")
+            raise later("SettingsRefused", f"{wrong}.")
         return settings
 
     async def policies(self) -> list[Policy]:
         """All KernelCachePolicies, readable or not."""
         found, _ = await self._kube.list(KERNELCACHEPOLICIES)
-        policies = []
-        for raw in found:
-            spec, problem = KernelCachePolicySpec.parse(raw.get("spec"))
-            policies.append(Policy(str((raw.get("metadata") or {}).get("name")), spec, problem))
-        return policies
+        return [policy_of(raw) for raw in found]
 
     async def roots(self, wanted: Iterable[RootKey]) -> dict[RootKey, bytes]:
         """The trusted roots that policies name, as far as there are such."""
