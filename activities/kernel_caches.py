@@ -32,7 +32,7 @@ from activities.cache_signatures import (
     node_cache_attributes,
 )
 from activities.signatures import TASK_QUEUE
-from activities.trust import NoCredentials, credentials_of, rules_of
+from activities.trust import credentials_of, rules_of
 from images.endpoints import BadSettings, settings_of
 from images.errors import RegistryError
 from images.reference import BadReference, Reference
@@ -41,6 +41,7 @@ from kube.client import KubeClient
 from kube.errors import Conflict, KubeError, NotFound
 from kube.events import EventRecorder
 from kube.resources import NODES, TRITONKERNELCACHECLUSTERS, TRITONKERNELCACHES, ObjectRef, Resource
+from planning.caches.grants import NoPullSecret
 from planning.caches.model import FINALIZER, CacheView, cache_view
 from planning.caches.orders import CacheRef, NodeOrder, cache_id, node_cache_id
 from planning.caches.rollout import (
@@ -60,6 +61,7 @@ from planning.caches.rollout import (
     step,
 )
 from planning.caches.status import Standing, cache_status, news, worth
+from planning.settings import settings_refused
 from planning.times import timestamp
 
 log = logging.getLogger(__name__)
@@ -151,7 +153,7 @@ class KernelCaches:
         try:
             reference = Reference.parse(written)
         except BadReference as wrong:
-            return _Found(nodes, aim, ("InvalidReference", str(wrong)))
+            return _Found(nodes, aim, ("InvalidSpec", f"spec.ociImage.image: {wrong}"))
         image = f"{reference.registry}/{reference.repository}"
         now = time.time()
         if reference.digest:
@@ -215,7 +217,7 @@ class KernelCaches:
         except TimeoutError:
             slow = RegistryError("away", written, f"no answer within {RESOLVE:.0f} s")
             return _refused(written, view.generation, slow, now)
-        except (RegistryError, NoCredentials, BadSettings) as failed:
+        except (RegistryError, NoPullSecret, BadSettings) as failed:
             return _refused(written, view.generation, failed, now)
         finally:
             self._asking -= 1
@@ -373,15 +375,15 @@ def _resource(ref: CacheRef) -> Resource:
     return TRITONKERNELCACHES if ref.namespace else TRITONKERNELCACHECLUSTERS
 
 
-def _refused(written: str, generation: int, failed: RegistryError | NoCredentials | BadSettings, now: float) -> Refused:
-    reason, within = _reason(failed)
-    return Refused(written, generation, reason, str(failed)[:_TOLD], now + within)
+def _refused(written: str, generation: int, failed: RegistryError | NoPullSecret | BadSettings, now: float) -> Refused:
+    reason, message, within = _told(failed)
+    return Refused(written, generation, reason, message[:_TOLD], now + within)
 
 
-def _reason(failed: RegistryError | NoCredentials | BadSettings) -> tuple[str, float]:
-    """The reason for a condition, and after how many seconds to ask again."""
+def _told(failed: RegistryError | NoPullSecret | BadSettings) -> tuple[str, str, float]:
+    """Reason and sentence for a condition, and after how many seconds to ask again."""
     if isinstance(failed, RegistryError):
-        return failed.reason, max(failed.retry_after or 0.0, PULL_AGAIN)
-    if isinstance(failed, NoCredentials):
-        return failed.reason, PULL_AGAIN
-    return "InvalidSettings", AGAIN
+        return failed.reason, str(failed), max(failed.retry_after or 0.0, PULL_AGAIN)
+    if isinstance(failed, NoPullSecret):
+        return failed.reason, str(failed), PULL_AGAIN
+    return "SettingsRefused", settings_refused(failed), AGAIN

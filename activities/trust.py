@@ -6,24 +6,16 @@ For the look at a kernel cache. Nothing secret leaves what is returned but by th
 from __future__ import annotations
 
 from activities.cache import ClusterCache
-from crds.kernelcache import TritonKernelCacheClusterSpec, TritonKernelCacheSpec
+from crds.kernelcache import TritonKernelCacheSpec
 from crds.settings import SETTINGS_NAMESPACE
 from images.credentials import BadCredentials, Credentials
 from kube.client import KubeClient
 from kube.errors import AccessDenied, NotFound
 from kube.resources import CONFIGMAPS, SECRETS
-from planning.caches.grants import missing_grant
+from planning.caches.grants import pull_secret
 from planning.caches.orders import CacheRef
 from planning.caches.rules import concerning, fingerprint
 from planning.caches.trust import Knobs, roots_of
-
-
-class NoCredentials(Exception):
-    """The pull secret cannot be had: `reason` for a condition, the sentence says what to do."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 async def rules_of(cache: ClusterCache, kube: KubeClient, image: str, ref: CacheRef) -> str:
@@ -42,21 +34,15 @@ async def rules_of(cache: ClusterCache, kube: KubeClient, image: str, ref: Cache
 
 
 async def credentials_of(kube: KubeClient, spec: TritonKernelCacheSpec, ref: CacheRef) -> Credentials:
-    """What the cache's pull secret holds; none: anonymous. Raises NoCredentials, and KubeError where nobody answers."""
-    secret, namespace = spec.oci_image.pull_secret, ref.namespace
-    if secret is None:
+    """What the cache's pull secret holds; none: anonymous. Raises NoPullSecret, and KubeError where nobody answers."""
+    wanted = pull_secret(spec, ref)
+    if wanted is None:
         return Credentials()
-    if isinstance(spec, TritonKernelCacheClusterSpec):
-        namespace = spec.oci_image.pull_secret_namespace or ""
-        if not namespace:
-            raise NoCredentials("PullSecretMissing", "its pullSecret needs a pullSecretNamespace: give both")
     try:
-        return Credentials.from_secret(await kube.get(SECRETS, secret, namespace))
+        return Credentials.from_secret(await kube.get(SECRETS, wanted.name, wanted.namespace))
     except AccessDenied:
-        raise NoCredentials("PullSecretNotGranted", missing_grant(namespace, secret)) from None
+        raise wanted.not_granted() from None
     except NotFound:
-        raise NoCredentials(
-            "PullSecretMissing", f"Secret {namespace}/{secret}, its pullSecret, does not exist"
-        ) from None
+        raise wanted.missing() from None
     except BadCredentials as wrong:
-        raise NoCredentials("PullSecretUnreadable", f"Secret {namespace}/{secret} cannot be used: {wrong}") from None
+        raise wanted.refused(wrong) from None

@@ -458,7 +458,8 @@ _NO_CACHE_REASON = {
 def cache_reasons() -> set[str]:
     """What the conditions of a cache and of its nodes may give as reasons."""
     modules = [*(ROOT / "nodeworkers" / "caches").glob("*.py")]
-    modules += [ROOT / "planning/caches/status.py", ROOT / "activities/kernel_caches.py", ROOT / "activities/trust.py"]
+    others = ("planning/caches/status.py", "planning/caches/grants.py", "activities/kernel_caches.py")
+    modules += [ROOT / name for name in others]
     found = {*get_args(TrustReason), *get_args(HitReason), *get_args(RefusedReason)}
     for module in modules:
         for node in ast.walk(ast.parse(module.read_text())):

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from crds.kernelcache import CLUSTER_KIND, ClusterOCIImage, TritonKernelCacheSpec
+from crds.kernelcache import CLUSTER_KIND, TritonKernelCacheSpec
 from crds.settings import SETTINGS_NAME, SETTINGS_NAMESPACE, Settings
 from images.credentials import BadCredentials, Credentials
 from kube.client import KubeClient
@@ -26,7 +26,7 @@ from kube.resources import (
     TRITONKERNELCACHES,
 )
 from nodeworkers.caches.stopped import Stopped, later
-from planning.caches.grants import missing_grant
+from planning.caches.grants import pull_secret
 from planning.caches.model import cache_view
 from planning.caches.orders import CacheRef
 from planning.caches.rules import policy_of
@@ -99,24 +99,20 @@ class Rules:
         return found
 
     async def credentials(self, ref: CacheRef, spec: TritonKernelCacheSpec) -> Credentials:
-        """Who we are to the registry: by the Secret that the cache names, if its namespace's owner granted it."""
-        image = spec.oci_image
-        name = image.pull_secret
-        namespace = image.pull_secret_namespace if isinstance(image, ClusterOCIImage) else ref.namespace
-        if name is None or namespace is None:
+        """Who we are to the registry: by the Secret that the cache names, if its namespace's owner granted it. Raises
+        NoPullSecret too.
+        """
+        wanted = pull_secret(spec, ref)
+        if wanted is None:
             return Credentials()
         try:
-            secret = await self._kube.get(SECRETS, name, namespace)
+            return Credentials.from_secret(await self._kube.get(SECRETS, wanted.name, wanted.namespace))
         except AccessDenied:
-            raise later("PullSecretNotGranted", missing_grant(namespace, name)) from None
+            raise wanted.not_granted() from None
         except NotFound:
-            raise later(
-                "PullSecretMissing", f"There is no Secret {namespace}/{name}, which {ref.told} names."
-            ) from None
-        try:
-            return Credentials.from_secret(secret)
+            raise wanted.missing() from None
         except BadCredentials as wrong:
-            raise later("PullSecretRefused", f"Secret {namespace}/{name} cannot be used: {wrong}.") from None
+            raise wanted.refused(wrong) from None
 
 
 def knobs(settings: Settings) -> Knobs:

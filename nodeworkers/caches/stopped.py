@@ -16,7 +16,9 @@ from images.reference import BadReference
 from images.refused import Refused
 from kube.errors import AccessDenied, KubeError, Unauthorized, Unavailable
 from nodeworkers.ledger import LedgerError
+from planning.caches.grants import NoPullSecret
 from planning.caches.orders import Outcome
+from planning.settings import settings_refused
 
 SOON = 10.0  # seconds: it may pass by itself
 LATER = 60.0  # somebody has to do something
@@ -53,7 +55,9 @@ def stopping() -> Iterator[None]:
     except BadReference as wrong:
         raise Stopped("failed", "InvalidSpec", f"spec.ociImage.image: {wrong}") from None
     except BadSettings as wrong:
-        raise later("SettingsRefused", f"berth-settings: {wrong}") from None
+        raise later("SettingsRefused", settings_refused(wrong)) from None
+    except NoPullSecret as missing:
+        raise later(missing.reason, str(missing)) from None
     except LedgerError as error:
         raise later("LedgerFailed", str(error)) from None
     except OSError as error:

@@ -19,6 +19,7 @@ from activities import kernel_caches
 from activities.cache import ClusterCache, StaleCacheError
 from activities.cache_signatures import CacheLook, CacheLooked, TellCache
 from activities.kernel_caches import AGAIN, ASK_SOON, ASKING, AT_A_TIME, CHANGED, PULL_AGAIN, WRITE_AGAIN, KernelCaches
+from images.endpoints import BadSettings
 from images.errors import RegistryError
 from kube.errors import AccessDenied, Conflict, Invalid, NotFound, Unavailable
 from planning.caches.model import FINALIZER, FORCE_ANNOTATION
@@ -342,6 +343,7 @@ REFUSED = RegistryError("unauthorized", IMAGE, "refused")
         (REFUSED, "RegistryRefused", PULL_AGAIN),
         (RegistryError("away", IMAGE, "429", retry_after=90.0), "RegistryAway", 90.0),
         (RegistryError("not_found", IMAGE, "404"), "ImageNotFound", PULL_AGAIN),
+        (BadSettings("registries.proxy: x"), "SettingsRefused", AGAIN),
     ],
 )
 async def test_what_a_registry_refuses_is_told_and_not_asked_again_too_soon(
@@ -437,7 +439,7 @@ SECRET = {"kind": "Secret", "type": "kubernetes.io/dockerconfigjson", "data": {}
     [
         (None, "PullSecretMissing"),
         (AccessDenied("forbidden", request="get"), "PullSecretNotGranted"),
-        (SECRET, "PullSecretUnreadable"),
+        (SECRET, "PullSecretRefused"),
     ],
 )
 async def test_a_pull_secret_that_cannot_be_had_is_told(
@@ -457,7 +459,7 @@ async def test_a_pull_secret_that_cannot_be_had_is_told(
     ("spec", "reason"),
     [
         ({"ociImage": {"image": "NOT A REFERENCE"}}, "InvalidSpec"),
-        ({"ociImage": {"image": "registry.example/UPPER:v1"}}, "InvalidReference"),
+        ({"ociImage": {"image": "registry.example/UPPER:v1"}}, "InvalidSpec"),
         ({"ociImage": {"image": f"{IMAGE}:v1", "pullPolicy": "Never"}}, "NotResolved"),
     ],
 )

@@ -14,6 +14,7 @@ from images.refused import Refused
 from kube.errors import AccessDenied, Invalid, Unauthorized, Unavailable
 from nodeworkers.caches.stopped import Stopped, stopping
 from nodeworkers.ledger import LedgerError
+from planning.caches.grants import NoPullSecret
 
 
 @pytest.mark.parametrize(
@@ -38,6 +39,7 @@ from nodeworkers.ledger import LedgerError
         (Invalid("x"), "retrying", "APIServerRefused", 60.0),
         (BadReference("x"), "failed", "InvalidSpec", 0.0),
         (BadSettings("registries.proxy: x"), "retrying", "SettingsRefused", 60.0),
+        (NoPullSecret("PullSecretMissing", "x"), "retrying", "PullSecretMissing", 60.0),
         (LedgerError("x"), "retrying", "LedgerFailed", 60.0),
         (OSError(errno.ENOSPC, "full"), "retrying", "DiskFailed", 60.0),
     ],
