@@ -33,6 +33,7 @@ from activities.cache_signatures import (
 )
 from activities.signatures import TASK_QUEUE
 from activities.trust import credentials_of, rules_of
+from crds.kernelcache import TritonKernelCacheSpec
 from images.endpoints import BadSettings, settings_of
 from images.errors import RegistryError
 from images.reference import BadReference, Reference
@@ -146,10 +147,10 @@ class KernelCaches:
 
     async def _look_around(self, view: CacheView, look: CacheLook) -> _Found:
         nodes = await self._nodes(look, view)
-        aim = look.rollout.aim
-        if view.spec is None:
+        aim, spec = look.rollout.aim, view.spec
+        if spec is None:
             return _Found(nodes, aim, ("InvalidSpec", view.problem))
-        written = view.spec.oci_image.image
+        written = spec.oci_image.image
         try:
             reference = Reference.parse(written)
         except BadReference as wrong:
@@ -160,17 +161,17 @@ class KernelCaches:
             if aim.reference != written:
                 aim = answered(aim, written, Target(image, reference.digest), now, follow=True)
             return _Found(nodes, aim)
-        due = next_ask(view.spec, aim)
+        due = next_ask(spec, aim)
         if due is not None and now >= due:
-            digest = await self._ask(view, reference, aim, now)
+            digest = await self._ask(view, spec, reference, aim, now)
             if isinstance(digest, Refused):
                 trouble = digest.reason, digest.message
                 return _Found(nodes, replace(aim, refused=digest), trouble, max(1.0, digest.until - now))
             if digest is None:
                 return _Found(nodes, aim, within=ASK_SOON)
-            follow = view.spec.update_policy.type == "OnTagChange"
+            follow = spec.update_policy.type == "OnTagChange"
             aim = answered(aim, written, Target(image, digest), now, follow=follow)
-            due = next_ask(view.spec, aim)
+            due = next_ask(spec, aim)
         elif aim.reference != written:
             told = f"pullPolicy is Never, so nobody is asked what {written} stands for: give the image with its digest"
             return _Found(nodes, aim, ("NotResolved", told))
@@ -201,10 +202,11 @@ class KernelCaches:
             return
         raise StaleCacheError(f"node {node} is there, and this worker has not seen it yet")
 
-    async def _ask(self, view: CacheView, reference: Reference, aim: Aim, now: float) -> str | Refused | None:
+    async def _ask(
+        self, view: CacheView, spec: TritonKernelCacheSpec, reference: Reference, aim: Aim, now: float
+    ) -> str | Refused | None:
         """The digest, or why there is none; None: others are asking, and their registries take their time."""
-        assert view.spec is not None  # noqa: S101 - looked at before
-        written, before = view.spec.oci_image.image, aim.refused
+        written, before = spec.oci_image.image, aim.refused
         same = before is not None and (before.reference, before.generation) == (written, view.generation)
         if before is not None and same and now < before.until:
             return before
@@ -213,7 +215,7 @@ class KernelCaches:
         self._asking += 1
         try:
             async with asyncio.timeout(RESOLVE):
-                return await self._resolve(view, reference)
+                return await self._resolve(view.ref, spec, reference)
         except TimeoutError:
             slow = RegistryError("away", written, f"no answer within {RESOLVE:.0f} s")
             return _refused(written, view.generation, slow, now)
@@ -222,10 +224,9 @@ class KernelCaches:
         finally:
             self._asking -= 1
 
-    async def _resolve(self, view: CacheView, reference: Reference) -> str:
-        assert view.spec is not None  # noqa: S101 - looked at before
+    async def _resolve(self, ref: CacheRef, spec: TritonKernelCacheSpec, reference: Reference) -> str:
         settings = settings_of(self._cache.settings.registries)
-        credentials = await credentials_of(self._kube, view.spec, view.ref)
+        credentials = await credentials_of(self._kube, spec, ref)
         async with Registry(settings, credentials) as registry:
             return (await registry.resolve(reference)).digest
 
@@ -253,6 +254,7 @@ class KernelCaches:
         sent: dict[str, Sent] = {}
 
         async def one(each: Sent) -> None:
+            # On a machine so slow that the time is over at once every look still brings some orders further.
             if sent and not wanted.over and time.monotonic() > until:
                 return
             _ordered.add(1, {"task": each.order.task})

@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import count
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,7 +19,17 @@ from temporalio.testing import ActivityEnvironment
 from activities import kernel_caches
 from activities.cache import ClusterCache, StaleCacheError
 from activities.cache_signatures import CacheLook, CacheLooked, TellCache
-from activities.kernel_caches import AGAIN, ASK_SOON, ASKING, AT_A_TIME, CHANGED, PULL_AGAIN, WRITE_AGAIN, KernelCaches
+from activities.kernel_caches import (
+    AGAIN,
+    ASK_SOON,
+    ASKING,
+    AT_A_TIME,
+    CHANGED,
+    PULL_AGAIN,
+    SENDING,
+    WRITE_AGAIN,
+    KernelCaches,
+)
 from images.endpoints import BadSettings
 from images.errors import RegistryError
 from kube.errors import AccessDenied, Conflict, Invalid, NotFound, Unavailable
@@ -415,6 +426,14 @@ async def test_what_a_look_has_no_time_to_send_the_next_one_sends(monkeypatch: p
         looked, looks = await world.look(), looks + 1
     told = [node for node, _ in world.temporal.orders]
     assert len(told) == len(set(told)) == 60 and looks > 2
+
+
+async def test_a_look_that_has_no_time_at_all_sends_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, *(f"n{number:02}" for number in range(60)))
+    late = count(0.0, 2 * SENDING)
+    monkeypatch.setattr(kernel_caches, "time", SimpleNamespace(time=time.time, monotonic=lambda: next(late)))
+    looked = await world.look()
+    assert looked.within == CHANGED and 1 <= len(world.temporal.orders) <= AT_A_TIME
 
 
 async def test_nodes_let_go_in_as_many_looks_as_it_takes_but_at_once_by_force(monkeypatch: pytest.MonkeyPatch) -> None:
