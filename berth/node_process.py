@@ -191,9 +191,8 @@ class Process:
             except TEMPORAL_AWAY as away:
                 self._temporal = None
                 self._hear(reason(away))
-            except (
-                Exception
-            ) as wrong:  # a certificate that cannot be read, perhaps: the kubelet is answered all the same
+            # A certificate that cannot be read, perhaps: the kubelet is answered all the same.
+            except Exception as wrong:
                 self._temporal = None
                 self._hear(f"{type(wrong).__name__}: {wrong}")
             await asyncio.sleep(pause)

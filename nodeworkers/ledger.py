@@ -294,8 +294,10 @@ class Ledger:
 
     def seen(self) -> dict[tuple[str, str], Seen]:
         """What pods reported, by the cache's UID and the digest; also pods that have gone."""
-        sums = "sum(hits), sum(misses), sum(compile_seconds)"
-        query = f"SELECT cache_uid, digest, {sums} FROM seen GROUP BY cache_uid, digest"  # noqa: S608
+        query = (
+            "SELECT cache_uid, digest, sum(hits), sum(misses), sum(compile_seconds) FROM seen "
+            "GROUP BY cache_uid, digest"
+        )
         return dict(self._read(query, (), lambda row: ((row[0], row[1]), Seen(*row[2:]))))
 
     def seen_by_volume(self) -> dict[str, Seen]:

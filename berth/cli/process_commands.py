@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from berth.process import ProcessOptions
 
 Kubeconfig = Annotated[
     Path | None, typer.Option(help="Kubeconfig file; left out: KUBECONFIG, then the pod's own service account.")
@@ -22,12 +28,11 @@ LogLevel = Annotated[str, typer.Option(help="debug, info, warning or error.")]
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(controller)
-    app.command()(worker)
-    app.command()(node)
+    for command in (controller, worker, node):
+        app.command()(_with_process_options(command))
 
 
-def controller(
+def _process_options(
     kubeconfig: Kubeconfig = None,
     context: Context = None,
     temporal_address: Address = None,
@@ -36,59 +41,62 @@ def controller(
     metrics_port: MetricsPort = 8080,
     bind: Bind = "0.0.0.0",  # noqa: S104  # the kubelet and Prometheus come from outside the pod
     log_level: LogLevel = "info",
+) -> ProcessOptions:
+    from berth.process import ProcessOptions
+
+    return ProcessOptions(
+        kubeconfig, context, temporal_address, temporal_namespace, health_port, metrics_port, bind, log_level
+    )
+
+
+def _with_process_options(run: Callable[..., None]) -> Callable[..., None]:
+    """The command with the options of every process, which reach `run` as its `options`, before its own."""
+    # What is imported only when a process starts stands in neither option: any value does for its name.
+    unknown = {"ProcessOptions": object}
+    common = inspect.signature(_process_options, eval_str=True, locals=unknown).parameters
+    taken = inspect.signature(run, eval_str=True, locals=unknown).parameters
+    own = [each for name, each in taken.items() if name != "options"]
+
+    @wraps(run)
+    def command(**given: Any) -> None:
+        options = _process_options(**{name: given.pop(name) for name in common})
+        run(options=options, **given)
+
+    # Typer reads a command's options from here.
+    every = [each.replace(kind=each.KEYWORD_ONLY) for each in (*common.values(), *own)]
+    vars(command)["__signature__"] = inspect.Signature(every)
+    command.__annotations__ = {each.name: each.annotation for each in every}
+    return command
+
+
+def controller(
+    options: ProcessOptions,
     resync: Annotated[float, typer.Option(help="Seconds between sweeps.")] = 600.0,
     webhook_port: Annotated[int, typer.Option(help="Port of the admission webhooks.")] = 9443,
 ) -> None:
     """Watch the cluster and poke the workflows that a change concerns (one leader at a time); answer its webhooks."""
     from berth.controller_process import run_controller
-    from berth.process import ProcessOptions
 
-    run_controller(
-        ProcessOptions(
-            kubeconfig, context, temporal_address, temporal_namespace, health_port, metrics_port, bind, log_level
-        ),
-        resync=resync,
-        webhook_port=webhook_port,
-    )
+    run_controller(options, resync=resync, webhook_port=webhook_port)
 
 
 def worker(
-    kubeconfig: Kubeconfig = None,
-    context: Context = None,
-    temporal_address: Address = None,
-    temporal_namespace: Namespace = None,
-    health_port: HealthPort = 8081,
-    metrics_port: MetricsPort = 8080,
-    bind: Bind = "0.0.0.0",  # noqa: S104  # as above
-    log_level: LogLevel = "info",
+    options: ProcessOptions,
     make_current: Annotated[
         bool, typer.Option("--make-current", help="Take over from another build of the worker (an upgrade).")
     ] = False,
 ) -> None:
     """Run the control plane's workflows and activities."""
-    from berth.process import ProcessOptions
     from berth.worker_process import run_worker
 
-    run_worker(
-        ProcessOptions(
-            kubeconfig, context, temporal_address, temporal_namespace, health_port, metrics_port, bind, log_level
-        ),
-        take_over=make_current,
-    )
+    run_worker(options, take_over=make_current)
 
 
 def node(
+    options: ProcessOptions,
     node_name: Annotated[
         str, typer.Option(envvar="NODE_NAME", help="This node's name in the cluster (the pod's spec.nodeName).")
     ],
-    kubeconfig: Kubeconfig = None,
-    context: Context = None,
-    temporal_address: Address = None,
-    temporal_namespace: Namespace = None,
-    health_port: HealthPort = 8081,
-    metrics_port: MetricsPort = 8080,
-    bind: Bind = "0.0.0.0",  # noqa: S104  # as above
-    log_level: LogLevel = "info",
     root: Annotated[
         Path, typer.Option(help="Folder of the node's ledger, its kernel caches and pods' writable layers.")
     ] = Path("/var/lib/berth"),
@@ -103,7 +111,6 @@ def node(
 ) -> None:
     """Serve one node: mount kernel caches into its pods, and prepare them as the control plane asks."""
     from berth.node_process import NodeOptions, run_node
-    from berth.process import ProcessOptions
     from nodeworkers.hardware.simulated import simulated_gpus as read_gpus
 
     if simulated_gpus:
@@ -112,9 +119,7 @@ def node(
         except ValueError as wrong:
             raise typer.BadParameter(str(wrong), param_hint="--simulated-gpus") from None
     run_node(
-        ProcessOptions(
-            kubeconfig, context, temporal_address, temporal_namespace, health_port, metrics_port, bind, log_level
-        ),
+        options,
         NodeOptions(
             node_name,
             root.absolute(),

@@ -95,6 +95,8 @@ class Reports:
             try:
                 await asyncio.to_thread(self.look)
                 wrong = ""
+            # Whatever it is, a defect of ours too: this task would end unseen, and no report be read until the process
+            # starts anew.
             except Exception as error:
                 if str(error) != wrong:
                     _log.warning("What pods report of their caches cannot be read: %s", error, exc_info=True)
