@@ -99,7 +99,7 @@ async def download(
     """Fetches a blob from the first who has it. Raises RegistryError, and OSError where the disk does not take it."""
     what = f"{reference.registry}/{reference.repository}@{blob.digest}"
     failures: list[tuple[Endpoint, RegistryError]] = []
-    part = await asyncio.to_thread(_Part.open, into.with_name(f"{into.name}.part"), blob.size)
+    part = await _opened(into.with_name(f"{into.name}.part"), blob.size)
     if part is None:
         raise RegistryError("away", what, f"another process fetches it into {into} just now", retry_after=1.0)
     try:
@@ -113,6 +113,23 @@ async def download(
             return
         raise together(failures, what)
     finally:
+        part.close()
+
+
+async def _opened(path: Path, size: int) -> _Part | None:
+    """`_Part.open` in a thread. Whoever is cancelled meanwhile waits for it and leaves neither file nor lock open."""
+    opening = asyncio.create_task(asyncio.to_thread(_Part.open, path, size))
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        opening.add_done_callback(_closed)
+        await asyncio.wait([opening])
+        raise
+
+
+def _closed(opening: asyncio.Task[_Part | None]) -> None:
+    part = None if opening.cancelled() or opening.exception() is not None else opening.result()
+    if part is not None:
         part.close()
 
 

@@ -8,6 +8,7 @@ import os
 import resource
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from images import download
 from images.descriptor import Descriptor
 from images.errors import RegistryError
 from images.registry import Registry, side_by_side
@@ -284,6 +286,30 @@ async def test_two_processes_do_not_write_into_one_file(
         error = await failing(registry, server, tmp_path / "layer")
     assert error.kind == "away" and "another process fetches it" in str(error)
     await registry.blob(server.reference(), LAYER, tmp_path / "layer")
+
+
+async def test_one_that_is_cancelled_while_it_opens_its_file_leaves_it_to_the_next(
+    registry: Registry, server: hostile.Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blob, slow, go_on = descriptor(BLOB), threading.Event(), threading.Event()
+    server.blobs[blob.digest] = BLOB
+    real = download._Part.open
+
+    def opened(path: Path, size: int) -> download._Part | None:
+        slow.set()
+        assert go_on.wait(10)
+        return real(path, size)
+
+    monkeypatch.setattr(download._Part, "open", opened)
+    first = asyncio.create_task(registry.blob(server.reference(), blob, tmp_path / "blob"))
+    await asyncio.to_thread(slow.wait, 10)
+    first.cancel()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert (tmp_path / "blob.part").exists(), "it was still opened, and whoever cleans up finds it"
+    await registry.blob(server.reference(), blob, tmp_path / "blob")
+    assert (tmp_path / "blob").read_bytes() == BLOB
 
 
 async def test_a_link_in_the_way_is_not_written_through(
