@@ -19,13 +19,14 @@ from planning.caches import limits
 REF_NAME = "org.opencontainers.image.ref.name"
 MARK = "oci-layout"
 INDEX = "index.json"
+BLOBS = Path("blobs") / "sha256"
 VERSION = "1.0.0"
 _NAMED = 16  # images, in a message
 
 
 def blob_path(folder: Path, digest: str) -> Path:
     """Where a layout has a blob."""
-    return folder / "blobs" / "sha256" / digest.removeprefix("sha256:")
+    return folder / BLOBS / digest.removeprefix("sha256:")
 
 
 def called(entry: Descriptor) -> str:
@@ -44,7 +45,7 @@ class Folder:
         """A new one; Refused if something lies there already."""
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise Refused("Unsupported", f"{path} exists and is not empty; name a new folder.")
-        (path / "blobs" / "sha256").mkdir(parents=True)
+        (path / BLOBS).mkdir(parents=True)
         (path / MARK).write_bytes(canonical({"imageLayoutVersion": VERSION}))
         return cls(path)
 

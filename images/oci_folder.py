@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import orjson
 
 from images.descriptor import OCI_INDEX, Descriptor, Malformed, Manifest
 from images.errors import RegistryError
-from images.folder import INDEX, MARK, REF_NAME, VERSION, blob_path, called
+from images.folder import BLOBS, INDEX, MARK, REF_NAME, VERSION, blob_path, called
 from images.reference import Reference
 from images.registry import Registry, side_by_side
 from planning.caches.limits import LAYER_BYTES, MANIFEST_BYTES
@@ -28,14 +29,17 @@ class FolderError(ValueError):
 
 async def pull(registry: Registry, reference: Reference, folder: Path) -> Descriptor:
     """An image, or an index with all its images, into a layout, beside what is there. What was fetched before is not
-    fetched again. Raises RegistryError, FolderError and OSError."""
-    index = _begin(folder)
+    fetched again, and what was cut off is gone on with; where nothing came nothing is left. Raises RegistryError,
+    FolderError and OSError."""
+    index = _there(folder)
     top = await registry.manifest(reference)
     manifests = await _whole(registry, reference, top)
     wanted = _blobs(manifests, str(reference))
-    present = [await asyncio.to_thread(_is, blob_path(folder, each.digest), each) for each in wanted]
-    missing = [(each, blob_path(folder, each.digest)) for each, there in zip(wanted, present, strict=True) if not there]
-    await registry.blobs(reference, missing)
+    with _leaving_nothing(folder, MARK):
+        _begin(folder)
+        files = [(each, blob_path(folder, each.digest)) for each in wanted]
+        present = [await asyncio.to_thread(_is, path, each) for each, path in files]
+        await registry.blobs(reference, [each for each, there in zip(files, present, strict=True) if not there])
     for manifest in manifests:
         _write(blob_path(folder, manifest.descriptor.digest), manifest.data)
     entry = top.descriptor.as_json()
@@ -52,8 +56,9 @@ async def pull(registry: Registry, reference: Reference, folder: Path) -> Descri
 
 
 async def pull_plain(registry: Registry, reference: Reference, folder: Path) -> Descriptor:
-    """One image as plain files: manifest.json, config.json, layer-0.tar.gz and so on. Raises as `pull`."""
-    _begin_plain(folder)
+    """One image as plain files: manifest.json, config.json, layer-0.tar.gz and so on. All of it or nothing, for such a
+    folder is not gone on with. Raises as `pull`."""
+    _must_be_empty(folder)
     top = await registry.manifest(reference)
     if top.is_index:
         offered = ", ".join(each.digest for each in _said(top, str(reference)))
@@ -63,10 +68,10 @@ async def pull_plain(registry: Registry, reference: Reference, folder: Path) -> 
         )  # fmt: skip
     config, *layers = _blobs([top], str(reference))
     names = ["config.json", *(f"layer-{number}{_suffix(layer)}" for number, layer in enumerate(layers))]
-    await registry.blobs(
-        reference, [(each, folder / name) for each, name in zip((config, *layers), names, strict=True)]
-    )
-    _write(folder / "manifest.json", top.data)
+    with _leaving_nothing(folder, *names, *(f"{name}.part" for name in names)):
+        files = zip((config, *layers), (folder / name for name in names), strict=True)
+        await registry.blobs(reference, list(files))
+        _write(folder / "manifest.json", top.data)
     return top.descriptor
 
 
@@ -122,20 +127,46 @@ def _blobs(manifests: Iterable[Manifest], what: str) -> list[Descriptor]:
     return list(found.values())
 
 
-def _begin_plain(folder: Path) -> None:
+def _must_be_empty(folder: Path) -> None:
     if folder.exists() and any(folder.iterdir()):
         raise FolderError(f"{folder} is not empty")
-    folder.mkdir(parents=True, exist_ok=True)
 
 
-def _begin(folder: Path) -> tuple[Descriptor, ...]:
-    """Makes a layout of the folder, or finds what is in it."""
+def _there(folder: Path) -> tuple[Descriptor, ...]:
+    """What a layout holds; nothing where there is none yet, but room for it."""
     if folder.exists() and not (folder / MARK).is_file() and any(folder.iterdir()):
         raise FolderError(f"{folder} is neither empty nor an OCI image layout")
-    (folder / "blobs" / "sha256").mkdir(parents=True, exist_ok=True)
+    return _entries(folder) if (folder / INDEX).is_file() else ()
+
+
+def _begin(folder: Path) -> None:
+    """Makes a layout of the folder if it is none."""
+    (folder / BLOBS).mkdir(parents=True, exist_ok=True)
     if not (folder / MARK).is_file():
         _write(folder / MARK, orjson.dumps({"imageLayoutVersion": VERSION}))
-    return _entries(folder) if (folder / INDEX).is_file() else ()
+
+
+@contextmanager
+def _leaving_nothing(folder: Path, *files: str) -> Iterator[None]:
+    """Makes the folder. Where what is done within fails: takes away those of these files in the folder that were not
+    there before, and the folders that were made for it; but all of them stay if blobs of a layout have come, to be gone
+    on with.
+    """
+    blobs = folder / BLOBS
+    ways = (blobs, blobs.parent, folder, *folder.parents)
+    made = [each for each in (*(folder / name for name in files), *ways) if not each.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        for begun in blobs.glob("*.part") if blobs in made else ():
+            if not begun.stat().st_size:
+                begun.unlink()
+        if not (blobs.is_dir() and any(blobs.iterdir())):
+            for each in made:
+                with suppress(OSError):  # another put something there meanwhile, or it was never made
+                    each.rmdir() if each in ways else each.unlink()
+        raise
 
 
 def _entries(folder: Path) -> tuple[Descriptor, ...]:

@@ -35,6 +35,10 @@ def blob(folder: Path, data: bytes) -> Path:
     return folder / "blobs" / "sha256" / sha256(data).removeprefix("sha256:")
 
 
+def everything(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
 def index_of(folder: Path) -> list[dict[str, Any]]:
     entries: list[dict[str, Any]] = json.loads((folder / "index.json").read_text())["manifests"]
     return entries
@@ -165,6 +169,42 @@ async def test_a_folder_of_something_else_is_left_alone(
     assert os.listdir(tmp_path) == ["thesis.txt"]
 
 
+@pytest.mark.parametrize("get", [pull, pull_plain])
+@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("gone", ["manifests", "blobs", IMAGE.descriptor.digest, sha256(IMAGE.layers[0])])
+async def test_a_pull_that_brings_nothing_leaves_nothing(
+    registry: Registry, server: hostile.Registry, tmp_path: Path, get: Any, there: bool, gone: str
+) -> None:
+    folder = tmp_path / "deep" / "folder"
+    if there:
+        folder.mkdir(parents=True)
+    server.trick(gone, hostile.answering(404))
+    if gone == sha256(IMAGE.layers[0]):
+        server.trick(sha256(IMAGE.config), hostile.answering(404))
+    reference = server.reference(IMAGE.descriptor.digest)
+    with pytest.raises(RegistryError):
+        await get(registry, reference, folder)
+    assert everything(tmp_path) == (["deep", "deep/folder"] if there else [])
+    server.tricks.clear()
+    assert await get(registry, reference, folder) == IMAGE.descriptor
+
+
+async def test_what_a_pull_was_cut_off_from_is_gone_on_with(
+    registry: Registry, server: hostile.Registry, tmp_path: Path
+) -> None:
+    folder, layer = tmp_path / "folder", sha256(IMAGE.layers[0])
+    server.trick(layer, hostile.cutting(IMAGE.layers[0], 40_000), times=1)
+    server.trick(layer, hostile.answering(404))
+    with pytest.raises(RegistryError):
+        await pull(registry, server.reference(), folder)
+    assert blob(folder, IMAGE.layers[0]).with_name(f"{layer[7:]}.part").stat().st_size == 40_000
+    server.tricks.clear()
+    server.requests.clear()
+    await pull(registry, server.reference(), folder)
+    assert [headers["Range"] for headers in server.asked(layer)] == ["bytes=40000-99999"]
+    await push(registry, folder, server.reference("v2"))
+
+
 # --- the command line
 
 
@@ -239,6 +279,7 @@ def test_mistakes_are_messages(serving: hostile.Registry, tmp_path: Path, argume
     known = {"host": serving.host, "file": tmp_path / "file"}
     code, output = berth(*(each.format(tmp_path / "folder", **known) for each in arguments))
     assert code == 1 and told in " ".join(output.split()), output
+    assert os.listdir(tmp_path) == ["file"], "nothing half-made stays"
 
 
 def test_a_layout_survives_a_pull_that_fails(serving: hostile.Registry, tmp_path: Path) -> None:
