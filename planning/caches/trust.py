@@ -166,10 +166,16 @@ def about(spec: KernelCachePolicySpec, image: str, namespace: str | None) -> boo
 def pattern_matches(pattern: str, image: str) -> bool:
     """Whether `registry/repository` fits: `*` stands for any characters but /, `**` for any.
 
-    Takes time in proportion to both lengths, whatever stands in them. The default port is the same as none.
+    Takes time in proportion to both lengths, whatever stands in them. The default port is the same as none, in both.
     """
     host, slash, rest = image.partition("/")
-    text = host.removesuffix(":443") + slash + rest
+    host = host.removesuffix(":443")
+    if slash and not host.rpartition(":")[2].isdigit() and _fits(pattern, f"{host}:443/{rest}"):
+        return True
+    return _fits(pattern, host + slash + rest)
+
+
+def _fits(pattern: str, text: str) -> bool:
     tokens: list[str] = []
     for character in pattern:
         if character == "*" and tokens and tokens[-1] in ("*", "**"):
