@@ -22,6 +22,7 @@ Reason = Literal[
     "PolicyUnreadable",
     "NotSigned",
     "SignatureRefused",
+    "VerifierFailed",
 ]
 
 _TOLD = 4  # signatures whose problem a message tells; a condition's message is for reading
@@ -71,15 +72,20 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The signatures that were looked at, and how many more there are."""
+    """The signatures that were looked at, and how many more there are. `trouble`: why not all of them were that should
+    have been, through no fault of theirs as far as is known.
+    """
 
     signatures: tuple[Signature, ...] = ()
     more: int = 0
+    trouble: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether the image may be used, and whether that is because its signatures were verified."""
+    """Whether the image may be used, and whether that is because its signatures were verified. Of one that may not,
+    VerifierFailed says nothing about the image: it is to be asked again.
+    """
 
     admitted: bool
     verified: bool
@@ -142,9 +148,12 @@ def judge(image: str, namespace: str | None, wanted: Demand, found: Findings, kn
             f"KernelCachePolicy {_names(wanted.policies)} demands one"
         )
         return Verdict(False, False, "NotSigned", _told(told, wanted.aside))
+    missing = [policy for policy in wanted.policies if not _satisfied(policy, found)]
+    if found.trouble and (missing or not wanted.policies):
+        told = f"the signatures of {image} could not all be looked at: {found.trouble}"
+        return Verdict(False, False, "VerifierFailed", _told(told, wanted.aside))
     if not wanted.policies:
         return _no_policy(image, namespace, wanted.aside, signed=True)
-    missing = [policy for policy in wanted.policies if not _satisfied(policy, found)]
     if not missing:
         by = dict.fromkeys(signature.signer for signature in found.signatures if signature.satisfies)
         return Verdict(
