@@ -50,9 +50,9 @@ async def verify(
         return Findings(tuple(Signature(each.place, problem=told) for each in found.candidates), found.more)
     answer, trouble = await _ask(pack(digest, checks, roots, found.candidates, now))
     signatures = unpack(answer)
-    for each in found.candidates[len(signatures) :]:
-        signatures.append(Signature(each.place, problem=f"was not looked at: {trouble}"))
-    return Findings(tuple(each for each in signatures if each is not None), found.more)
+    left = found.candidates[len(signatures) :]
+    signatures += [Signature(each.place, problem=f"was not looked at: {trouble}") for each in left]
+    return Findings(tuple(each for each in signatures if each is not None), found.more, trouble if left else "")
 
 
 async def _ask(request: bytes) -> tuple[bytes, str]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from nodeworkers.caches.pulling import About
-from nodeworkers.caches.stopped import Stopped
+from nodeworkers.caches.stopped import Stopped, later
 from nodeworkers.inventory import GPUs
 from nodeworkers.store import Cached
 from planning.caches.compatibility import Target, Verdict, compatible, on_node
@@ -37,7 +37,10 @@ class Look:
     doing: Callable[[], str] = lambda: "asking what is wanted"
 
     def trusted(self, verdict: Trust) -> None:
-        """Raises Stopped where the image may not be used."""
+        """Raises Stopped where the image may not be used, or nobody could say whether it may."""
+        if verdict.reason == "VerifierFailed":
+            self.verified = Check("Unknown", verdict.reason, verdict.message)
+            raise later(verdict.reason, verdict.message)
         self.verified = Check("True" if verdict.verified else "False", verdict.reason, verdict.message)
         if not verdict.admitted:
             raise Stopped("failed", verdict.reason, verdict.message)

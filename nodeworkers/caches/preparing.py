@@ -11,9 +11,10 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import replace
+from typing import Any
 
 from temporalio import activity
 
@@ -31,15 +32,15 @@ from nodeworkers.caches.obtaining import Images
 from nodeworkers.caches.pulling import About
 from nodeworkers.caches.reporting import Statuses
 from nodeworkers.caches.rules import Asked, Rules, knobs
-from nodeworkers.caches.stopped import Stopped, later, stopping
-from nodeworkers.caches.turns import Turns
+from nodeworkers.caches.stopped import LATER, Stopped, later, stopping
+from nodeworkers.caches.turns import Late, Turns
 from nodeworkers.inventory import GPUs
 from nodeworkers.ledger import Ledger
 from nodeworkers.store import Store
 from planning.caches import labels
 from planning.caches.hits import predict
 from planning.caches.node_status import Check, cut
-from planning.caches.orders import PREPARE, REMOVE, CacheRef, NodeOrder, NodeTask, Outcome, Report
+from planning.caches.orders import PREPARE, REMOVE, SUPERSEDED, CacheRef, NodeOrder, NodeTask, Outcome, Report
 from planning.caches.trust import Findings, Knobs, Verdict, demand, judge, roots_of
 from planning.caches.volumes import NodeCache
 
@@ -78,24 +79,28 @@ class Caches:
     @activity.defn(name=PREPARE)
     async def prepare(self, task: NodeTask) -> Report:
         """Verifies, preflights, extracts and marks the cache Ready. Raises ApplicationError (SUPERSEDED) for an order
-        that is older than another; whatever else stands in the way is in the report.
+        that a newer one overtakes; whatever else stands in the way is in the report.
         """
-        return await self._turns.take(
-            task.ref.uid, task.order.epoch, await self._begun(task), lambda: self._prepare(task.ref, task.order)
-        )
+        return await self._take(task, lambda: self._prepare(task.ref, task.order))
 
     @activity.defn(name=REMOVE)
     async def remove(self, task: NodeTask) -> Report:
         """New pods no longer get the cache; gone once no pod has it mounted. `busy` is answered at once, or, with
         `task.pods` >= 0, as soon as they are not that many any more. Raises as `prepare` does.
         """
-        return await self._turns.take(
-            task.ref.uid, task.order.epoch, await self._begun(task), lambda: self._remove(task)
-        )
+        return await self._take(task, lambda: self._remove(task))
 
-    async def _begun(self, task: NodeTask) -> int:
-        row = await in_thread(self._ledger.cache, task.ref.uid)
-        return row.epoch if row is not None else 0
+    async def _take(self, task: NodeTask, work: Callable[[], Coroutine[Any, Any, Report]]) -> Report:
+        """The order's turn. One that is too old is answered with the epoch that the next one must be above: where the
+        control plane lost what it carried and its clock is behind, it cannot know.
+        """
+        ref, order = task.ref, task.order
+        row = await in_thread(self._ledger.cache, ref.uid) or NodeCache(ref.uid, ref.kind, ref.namespace, ref.name)
+        try:
+            return await self._turns.take(ref.uid, order.epoch, row.epoch, work)
+        except Late as late:
+            report = await self._report(order, row, "retrying", SUPERSEDED, str(late), LATER)
+            return replace(report, newest=late.newest)
 
     # ---- prepare
 

@@ -36,13 +36,14 @@ class Turns(Generic[T]):
     async def take(self, uid: str, epoch: int, begun: int, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Does the work of an order once it is its turn. `begun`: the newest epoch on record for the cache `uid`.
 
-        Raises ApplicationError (SUPERSEDED, not to be repeated) where a newer one has begun, before or meanwhile.
+        Raises Late where a newer one had begun before, and ApplicationError (SUPERSEDED, not to be repeated) where one
+        comes meanwhile.
         """
         turn = self._turns.setdefault(uid, _Turn())
         newest = max(begun, turn.newest, self._past.get(uid, 0))
         if epoch < newest:
             self._leave(uid, turn)
-            raise superseded(epoch, newest)
+            raise Late(epoch, newest)
         turn.newest = epoch
         if turn.job is not None and turn.of < epoch:
             turn.job.cancel()
@@ -76,8 +77,14 @@ class Turns(Generic[T]):
                 del self._past[next(iter(self._past))]
 
 
+class Late(Exception):
+    """An order that is older than `newest`, which the node has begun."""
+
+    def __init__(self, epoch: int, newest: int) -> None:
+        super().__init__(f"Order {epoch} is older than {newest}, which this node has begun.")
+        self.newest = newest
+
+
 def superseded(epoch: int, newest: int) -> ApplicationError:
-    """What an order that is too old is answered."""
-    return ApplicationError(
-        f"Order {epoch} is older than {newest}, which this node has begun.", type=SUPERSEDED, non_retryable=True
-    )
+    """What an order is answered that a newer one overtakes: who gave that one waits for this one no more."""
+    return ApplicationError(str(Late(epoch, newest)), type=SUPERSEDED, non_retryable=True)

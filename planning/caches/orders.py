@@ -21,7 +21,8 @@ INVENTORY = "inventory"
 NODE_WORKFLOW = "Node"
 
 SUPERSEDED = "Superseded"
-"""Type of the ApplicationError with which a node refuses an order that is older than one that it has begun."""
+"""Reason of the Report with which a node refuses an order that is older than one that it has begun, and type of the
+ApplicationError with which it ends one that a newer one overtakes."""
 
 Outcome = Literal["ready", "incompatible", "failed", "retrying", "busy", "removed"]
 """`failed` is the image's fault and stays so; `retrying` may pass, or needs somebody: it is tried again. `busy`: pods
@@ -71,7 +72,8 @@ class NodeTask:
 @dataclass(frozen=True, slots=True)
 class Report:
     """What became of an order. `serves`: the digest (as orders have it) that new pods get on that node now, '' none.
-    `within`: seconds after which a `retrying` one is to be tried again.
+    `within`: seconds after which a `retrying` one is to be tried again. `newest`: the epoch of a newer order that the
+    node has begun, where that is why this one was not; else 0.
     """
 
     node: str
@@ -82,6 +84,7 @@ class Report:
     message: str = ""
     pods: int = 0
     within: float = 0.0
+    newest: int = 0
 
 
 @dataclass(frozen=True, slots=True)

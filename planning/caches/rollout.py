@@ -18,6 +18,8 @@ AT_ONCE = 64  # orders that are under way for one cache: what a registry and the
 SILENT = 600_000  # milliseconds, as epochs are: an order without an answer for so long no longer keeps others waiting
 MESSAGE = 240  # bytes that are kept of what each of a thousand nodes says; the node's own status has the whole
 _REASON = 64
+_SOME = "unknown"  # a digest that is no image's: which one a node has is not known, only that it may have one
+_LARGEST = 2**53  # of epochs that a node may claim; what clocks say has room below it for 200,000 years
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,12 +220,16 @@ def reported(rollout: Rollout, report: Report) -> Rollout:
         return rollout
     # A node that says "removed" where it was to have something was deleted meanwhile: the order is void, and should
     # there be one of that name again it is told anew.
-    void = report.outcome == "removed" and member.digest
+    void = report.outcome == "removed" and member.digest != ""
+    digest, epoch = member.digest, rollout.epoch
+    if 0 < report.newest <= _LARGEST:
+        # What gave that order was lost, and the clock was ahead then. The next one, which is due now, is above it.
+        void, digest, epoch = True, digest or _SOME, max(epoch, report.newest)
     told = replace(
-        member, key="" if void else member.key, outcome=report.outcome, serves=report.serves,
+        member, key="" if void else member.key, digest=digest, outcome=report.outcome, serves=report.serves,
         reason=report.reason[:_REASON], message=_short(report.message), pods=report.pods,
     )  # fmt: skip
-    return replace(rollout, members={**rollout.members, report.node: told})
+    return replace(rollout, members={**rollout.members, report.node: told}, epoch=epoch)
 
 
 def under_way(members: Iterable[Member], epoch: int) -> int:
@@ -246,8 +252,7 @@ def _adopted(rollout: Rollout, nodes: Nodes) -> tuple[str, ...]:
 
 
 def _with(rollout: Rollout, adopted: tuple[str, ...]) -> Rollout:
-    """With a digest that is no image's: which one they have is not known, only that it is one."""
-    members = {**{name: Member(0, "", "unknown", "ready") for name in adopted}, **rollout.members}
+    members = {**{name: Member(0, "", _SOME, "ready") for name in adopted}, **rollout.members}
     return replace(rollout, members=members) if adopted else rollout
 
 

@@ -22,6 +22,7 @@ Reason = Literal[
     "PolicyUnreadable",
     "NotSigned",
     "SignatureRefused",
+    "VerifierFailed",
 ]
 
 _TOLD = 4  # signatures whose problem a message tells; a condition's message is for reading
@@ -71,15 +72,20 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The signatures that were looked at, and how many more there are."""
+    """The signatures that were looked at, and how many more there are. `trouble`: why not all of them were that should
+    have been, through no fault of theirs as far as is known.
+    """
 
     signatures: tuple[Signature, ...] = ()
     more: int = 0
+    trouble: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether the image may be used, and whether that is because its signatures were verified."""
+    """Whether the image may be used, and whether that is because its signatures were verified. Of one that may not,
+    VerifierFailed says nothing about the image: it is to be asked again.
+    """
 
     admitted: bool
     verified: bool
@@ -142,9 +148,12 @@ def judge(image: str, namespace: str | None, wanted: Demand, found: Findings, kn
             f"KernelCachePolicy {_names(wanted.policies)} demands one"
         )
         return Verdict(False, False, "NotSigned", _told(told, wanted.aside))
+    missing = [policy for policy in wanted.policies if not _satisfied(policy, found)]
+    if found.trouble and (missing or not wanted.policies):
+        told = f"the signatures of {image} could not all be looked at: {found.trouble}"
+        return Verdict(False, False, "VerifierFailed", _told(told, wanted.aside))
     if not wanted.policies:
         return _no_policy(image, namespace, wanted.aside, signed=True)
-    missing = [policy for policy in wanted.policies if not _satisfied(policy, found)]
     if not missing:
         by = dict.fromkeys(signature.signer for signature in found.signatures if signature.satisfies)
         return Verdict(
@@ -166,10 +175,16 @@ def about(spec: KernelCachePolicySpec, image: str, namespace: str | None) -> boo
 def pattern_matches(pattern: str, image: str) -> bool:
     """Whether `registry/repository` fits: `*` stands for any characters but /, `**` for any.
 
-    Takes time in proportion to both lengths, whatever stands in them. The default port is the same as none.
+    Takes time in proportion to both lengths, whatever stands in them. The default port is the same as none, in both.
     """
     host, slash, rest = image.partition("/")
-    text = host.removesuffix(":443") + slash + rest
+    host = host.removesuffix(":443")
+    if slash and not host.rpartition(":")[2].isdigit() and _fits(pattern, f"{host}:443/{rest}"):
+        return True
+    return _fits(pattern, host + slash + rest)
+
+
+def _fits(pattern: str, text: str) -> bool:
     tokens: list[str] = []
     for character in pattern:
         if character == "*" and tokens and tokens[-1] in ("*", "**"):

@@ -81,7 +81,7 @@ def test_too_many_signers_are_told() -> None:
     ]
 
 
-def test_a_child_that_ends_too_early_refuses_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_ends_too_early_leaves_open_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "WALL_SECONDS", 0.0)
     repository = MemoryRepository()
     repository.add_bundle(signing.sign(DIGEST, KEY))
@@ -89,6 +89,9 @@ def test_a_child_that_ends_too_early_refuses_what_is_left(monkeypatch: pytest.Mo
     assert [each.problem for each in found.signatures] == [
         "was not looked at: the process that looks at signatures ended with -9"
     ]
+    assert found.trouble == "the process that looks at signatures ended with -9"
+    wanted = demand("registry.example/team/cache", "serving", [policy(pinned(KEY))], Knobs(), True)
+    assert judge("registry.example/team/cache", "serving", wanted, found, Knobs()).reason == "VerifierFailed"
 
 
 def test_a_child_that_never_stops_talking_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

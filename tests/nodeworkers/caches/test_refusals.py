@@ -14,6 +14,7 @@ import pytest
 
 from images import download, layout
 from images.extraction import Bounds, Extracted, extract
+from images.signatures import limits
 from images.triton import folder_name
 from kube.resources import KERNELCACHEPOLICIES, SECRETS, TRITONKERNELCACHES
 from nodeworkers.caches import obtaining
@@ -103,6 +104,24 @@ async def test_a_revoked_signer_ends_what_was_served(rig: Rig, tmp_path: Path) -
     assert rig.store.get(good) is not None, "pods may have it mounted"
     rig.trust()
     assert (await rig.prepare(ref, good, 3)).serves == good
+
+
+async def test_a_verifier_that_dies_has_refused_nothing(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref, good = await served(rig, tmp_path)
+    new = await rig.push(kernels(tmp_path / "new", seed="new"))
+    with monkeypatch.context() as patched:
+        patched.setattr(limits, "WALL_SECONDS", 0.0)
+        for digest, epoch in ((good, 2), (new, 3)):
+            report = await rig.prepare(ref, digest, epoch)
+            assert outcome(report) == ("retrying", "VerifierFailed") and report.within == 60.0
+            assert report.serves == good and rig.row(ref).state == "Ready"
+            assert rig.conditions(ref)["Verified"][:2] == ("Unknown", "VerifierFailed")
+        fresh = rig.cache("fresh")
+        assert outcome(await rig.prepare(fresh, new)) == ("retrying", "VerifierFailed")
+        assert isinstance(admit(asked("fresh"), rig.ledger.caches("fresh")), Refusal), "and it has admitted nothing"
+    assert outcome(await rig.prepare(ref, new, 4)) == ("ready", "Verified")
 
 
 async def test_the_settings_of_the_installation_decide(rig: Rig, tmp_path: Path) -> None:

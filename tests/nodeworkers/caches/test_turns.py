@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from temporalio.exceptions import ApplicationError
 
 from nodeworkers.caches import turns as module
-from nodeworkers.caches.turns import Turns
+from nodeworkers.caches.turns import Late, Turns
 
 DEADLINE = 10.0
 
@@ -42,7 +42,7 @@ def test_whatever_the_order_the_newest_is_done_last_and_alone(epochs: list[int],
             arrived.append(epoch)
             try:
                 return await turns.take("c", epoch, 0, lambda: work(epoch, pause))
-            except ApplicationError:
+            except (ApplicationError, Late):
                 return None
 
         sent = [send(epoch, pauses[at], pauses[-at - 1]) for at, epoch in enumerate(epochs)]
@@ -79,8 +79,9 @@ async def test_what_is_on_record_counts_after_a_restart() -> None:
         return None
 
     turns: Turns[None] = Turns()
-    with pytest.raises(ApplicationError, match="Order 3 is older than 4"):
+    with pytest.raises(Late, match="Order 3 is older than 4") as refused:
         await turns.take("a", 3, 4, work)
+    assert refused.value.newest == 4
     await turns.take("a", 4, 4, work)
 
 
@@ -114,5 +115,5 @@ async def test_of_caches_that_are_gone_a_bounded_number_is_remembered(monkeypatc
     for number in range(9):
         await turns.take(f"c-{number}", 2, 0, work)
     assert list(turns._past) == ["c-6", "c-7", "c-8"]
-    with pytest.raises(ApplicationError):
+    with pytest.raises(Late):
         await turns.take("c-8", 1, 0, work)

@@ -143,7 +143,7 @@ def test_the_door_lets_in_what_can_be_asked_for_and_nothing_else(image: str, pul
         assert said == f"spec.ociImage.image: {wrong}"
         return
     assert (said == "") == (bool(reference.digest) or next_ask(spec, Aim()) is not None)
-    again = next_ask(spec, Aim(image, asked_at=0.0)) is not None
+    again = next_ask(spec, Aim(image)) is not None
     assert said or bool(told) == (follow and not again)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planning.caches.orders import Report
+from planning.caches.orders import SUPERSEDED, NodeOrder, Report
 from planning.caches.rollout import (
     AT_ONCE,
     SILENT,
@@ -44,6 +44,48 @@ def test_after_a_move_to_another_repository_a_bad_digest_is_given_up_once() -> N
     here.want = replace(here.want, rules={**here.want.rules, NEW.image: "signer added"})
     here.look()
     assert here.rollout.aim.goal == NEW
+
+
+def late(name: str, order: NodeOrder, newest: int) -> Report:
+    return Report(name, order.epoch, "retrying", A, SUPERSEDED, "it has begun a newer one", newest=newest)
+
+
+def test_what_was_lost_and_was_ahead_of_the_clock_is_heard_of_by_the_nodes() -> None:
+    here = world("a", "b")
+    here.look()
+    first, begun = dict(here.inbox), 5_000_000
+    here.rollout = reported(here.rollout, late("a", first["a"], begun))
+    here.look()
+    again = here.inbox["a"]
+    assert again.epoch > begun and (again.task, again.digest) == ("prepare", A)
+    assert here.inbox["b"] == first["b"], "others are not told for that"
+    here.rollout = reported(here.rollout, late("b", first["b"], begun - 1))
+    here.look()
+    assert here.inbox["b"].epoch > again.epoch
+    for name in ("a", "b"):
+        here.answer(name, "ready")
+    here.look()
+    assert here.rollout.aim.good.digest == A and here.inbox == {}
+
+
+def test_one_that_is_to_let_go_is_told_again_too() -> None:
+    here = world("a")
+    here.nodes = replace(here.nodes, holding=frozenset({"a"}))
+    assert not here.leave()
+    here.rollout = reported(here.rollout, late("a", here.inbox["a"], 7_000_000))
+    assert not here.leave()
+    assert here.inbox["a"].task == "remove" and here.inbox["a"].epoch > 7_000_000
+    here.answer("a", "removed")
+    assert here.leave()
+
+
+def test_a_node_that_claims_what_no_clock_says_spoils_no_epoch() -> None:
+    here = world("a")
+    here.look()
+    before = here.rollout
+    here.rollout = reported(before, late("a", here.inbox["a"], 2**62))
+    assert (here.rollout.epoch, here.rollout.members["a"].key) == (before.epoch, before.members["a"].key)
+    assert here.rollout.members["a"].outcome == "retrying"
 
 
 def test_nodes_that_never_answer_do_not_keep_all_others_from_being_told() -> None:

@@ -139,6 +139,20 @@ def test_signatures_that_were_not_looked_at_are_not_none() -> None:
     assert not verdict.admitted
 
 
+@pytest.mark.parametrize("signatures", [(), (BAD,), (good("a"), BAD)])
+@pytest.mark.parametrize("knobs", [Knobs(), Knobs(allow_unsigned=True)])
+def test_one_that_could_not_be_looked_at_is_neither_good_nor_bad(
+    signatures: tuple[Signature, ...], knobs: Knobs
+) -> None:
+    unseen = Signature("bundle sha256:3", problem="was not looked at: it ended with -9")
+    found = Findings((*signatures, unseen), trouble="it ended with -9")
+    for policies in ([policy("a"), policy("b")], [policy("b")], *([[]] if knobs.allow_unsigned else [])):
+        verdict = weigh(policies, found, knobs)
+        assert (verdict.admitted, verdict.reason) == (False, "VerifierFailed") and "ended with -9" in verdict.message
+    enough = weigh([policy("a")], Findings((good("a"), unseen), trouble="it ended with -9"), knobs)
+    assert enough.verified, "what it saw is enough"
+
+
 @given(st.lists(st.text(max_size=2000), max_size=40))
 def test_messages_stay_short(problems: list[str]) -> None:
     found = Findings(tuple(Signature("bundle x", problem=each) for each in problems), more=1)
@@ -161,6 +175,13 @@ def test_messages_stay_short(problems: list[str]) -> None:
         ("registry.example/**", "registry.example:443/team/cache", True),
         ("registry.example/**", "registry.example:5000/team/cache", False),
         ("registry.example:5000/**", "registry.example:5000/team/cache", True),
+        ("registry.example:443/**", "registry.example/team/cache", True),
+        ("registry.example:443/**", "registry.example:443/team/cache", True),
+        ("registry.example:443/**", "registry.example:5000/team/cache", False),
+        ("registry.example:443/**", "other.example/team/cache", False),
+        ("*:443/team/*", "registry.example/team/cache", True),
+        ("**:443/cache", "registry.example/team/cache", False),
+        ("[::1]:443/*", "[::1]/a", True),
         ("*.example/**/cache", "registry.example/a/b/cache", True),
         ("**", "anything.example/a/b", True),
         ("*/a", "x.example/y/a", False),
