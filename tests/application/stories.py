@@ -27,7 +27,7 @@ async def side_by_side(stories: Mapping[str, Coroutine[None, None, None]]) -> As
 
 @contextlib.asynccontextmanager
 async def installation(
-    folder: Path, settings: dict[str, int], installing: asyncio.Lock, temporal: Mapping[str, int] | None = None
+    folder: Path, settings: Mapping[str, int], installing: asyncio.Lock, temporal: Mapping[str, int] | None = None
 ) -> AsyncIterator[Stack]:
     """An installation of its own, every revision of which is kept for the judge; `temporal` is dynamic configuration.
 
@@ -42,7 +42,7 @@ async def installation(
             stack.up,
             options,
             processes=lambda endpoints: application_processes(endpoints, options),
-            after_up=lambda endpoints: after_up(endpoints, settings),
+            after_up=lambda endpoints: after_up(endpoints, dict(settings)),
         )
     try:
         yield stack

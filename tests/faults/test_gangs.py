@@ -1,7 +1,8 @@
 """SIGKILL at each step of a gang's placement: it starts as a whole, once, and no retry is counted.
 
 The steps are those that others can see: nothing yet, its Job, its pods behind their gates, some of the gates lifted,
-all of them lifted. That only some are lifted, an admission policy sees to; when it goes, so do the others.
+all of them lifted. That only some are lifted, an admission policy sees to; when it goes, so do the others. Each victim
+dies in an installation of its own, side by side.
 """
 
 from __future__ import annotations
@@ -9,37 +10,43 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
-from berth.cli.application import after_up, application_processes
 from crds.gpuworkload import API_VERSION, KIND
 from kube.client import KubeClient
 from kube.resources import GPUWORKLOADS, NODES
 from planning.naming import INDEX_KEY, WORKLOAD_LABEL
-from stack import SimulatedNode, Stack, UpOptions, node_manifests
+from stack import SimulatedNode, Stack, node_manifests
+from tests.application.stories import Begun, installation, side_by_side
 from tests.faults.checker import Demand, check
 from tests.faults.revisions import Revision, history
 from tests.faults.test_kills import connected, delete_all, insist
-from tests.faults.test_preemption import Seen, is_in, mine, until
+from tests.faults.test_preemption import VICTIMS, Seen, is_in, mine, until
 
-pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.stack, pytest.mark.faults, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")
+]  # fmt: skip
 
 PODS, NODES_EACH = 6, 3
 HALF = "half-lifted"
 
 
-@pytest.fixture
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    stack = Stack(tmp_path_factory.mktemp("gangs"))
-    options = UpOptions(end_with_caller=True, keep_history=True)
-    stack.up(options, processes=lambda endpoints: application_processes(endpoints, options), after_up=after_up)
-    yield stack
-    stack.down()
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def killed(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Begun]:
+    installing = asyncio.Lock()
+
+    async def time_and_again(victim: str) -> None:
+        async with installation(tmp_path_factory.mktemp(victim), {}, installing) as stack:
+            await gangs_survive_a_kill_at_each_step(stack, victim)
+
+    async with side_by_side({victim: time_and_again(victim) for victim in VICTIMS}) as begun:
+        yield begun
 
 
 def lifted(pods: list[dict[str, Any]]) -> int:
@@ -72,7 +79,6 @@ async def all_lifted(kube: KubeClient, gang: str) -> bool:
 
 
 STEPS: tuple[Seen, ...] = (asked, job_made, gated, half_lifted, all_lifted)
-VICTIMS = ("worker", "temporal")
 
 
 @asynccontextmanager
@@ -124,8 +130,13 @@ async def submit(kube: KubeClient, gang: str) -> None:
     )
 
 
-async def test_a_gang_survives_a_kill_at_each_step_of_its_placement(fleet: Stack) -> None:
-    steps = {f"{victim}-{step.__name__.replace('_', '-')}": (victim, step) for victim in VICTIMS for step in STEPS}
+@pytest.mark.parametrize("victim", VICTIMS)
+async def test_a_gang_survives_a_kill_at_each_step_of_its_placement(killed: Begun, victim: str) -> None:
+    await killed[victim]
+
+
+async def gangs_survive_a_kill_at_each_step(fleet: Stack, victim: str) -> None:
+    steps = {step.__name__.replace("_", "-"): step for step in STEPS}
     seen: dict[str, int] = {}
     async with connected(fleet) as kube:
         nodes = [
@@ -135,7 +146,7 @@ async def test_a_gang_survives_a_kill_at_each_step_of_its_placement(fleet: Stack
         for manifest in node_manifests(nodes):
             await kube.create(NODES, manifest)
         async with only_some_may_be_lifted(fleet):
-            for gang, (victim, step) in steps.items():
+            for gang, step in steps.items():
                 await submit(kube, gang)
                 await until(partial(step, kube, gang), f"{gang} comes to {step.__name__}")
                 old = await asyncio.to_thread(fleet.kill, victim)
@@ -152,7 +163,7 @@ async def test_a_gang_survives_a_kill_at_each_step_of_its_placement(fleet: Stack
             status = (await kube.get(GPUWORKLOADS, gang, "default"))["status"]
             told[gang] = status["retryCount"], status["attempt"], status["placedReplicas"]
         await delete_all(kube, 60)
-    revisions = history(fleet.endpoints)
+    revisions = await asyncio.to_thread(history, fleet.endpoints)
     report = check(revisions, {"succeeds": Demand("Succeeded", "Completed")})
     assert report.violations == []
     assert report.left == []

@@ -1,47 +1,52 @@
 """SIGKILL at each step of a preemption: the one that is stopped loses no retry, the other gets its place, once each.
 
 The steps are those that others can see: a Job is suspended, its pods go, the other's Job is made and ends, the stopped
-one goes on.
+one goes on. Each victim dies in an installation of its own, side by side: after each kill most of the time is waiting.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
-from berth.cli.application import after_up, application_processes
 from crds.gpuworkload import API_VERSION, KIND
 from kube.client import KubeClient
 from kube.resources import GPUWORKLOADS, JOBS, NODES, PODS
 from planning.accelerators import NVIDIA
 from planning.naming import ATTEMPT_LABEL, WORKLOAD_LABEL
 from planning.views import job_view
-from stack import SimulatedNode, Stack, UpOptions, node_manifests
+from stack import SimulatedNode, Stack, node_manifests
+from tests.application.stories import Begun, installation, side_by_side
 from tests.faults.checker import Demand, check
 from tests.faults.revisions import history, runs_of
 from tests.faults.test_kills import connected, delete_all, insist
 
-pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.stack, pytest.mark.faults, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")
+]  # fmt: skip
 
 Seen = Callable[[KubeClient, str], Awaitable[bool]]
 
+VICTIMS = ("worker", "temporal")
 
-@pytest.fixture
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    stack = Stack(tmp_path_factory.mktemp("preemption"))
-    options = UpOptions(end_with_caller=True, keep_history=True)
-    stack.up(
-        options,
-        processes=lambda endpoints: application_processes(endpoints, options),
-        after_up=lambda endpoints: after_up(endpoints, {"minimumRuntimeSeconds": 1}),
-    )
-    yield stack
-    stack.down()
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def killed(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Begun]:
+    installing = asyncio.Lock()
+
+    async def time_and_again(victim: str) -> None:
+        folder = tmp_path_factory.mktemp(victim)
+        async with installation(folder, {"minimumRuntimeSeconds": 1}, installing) as stack:
+            await preemptions_survive_a_kill_at_each_step(stack, victim)
+
+    async with side_by_side({victim: time_and_again(victim) for victim in VICTIMS}) as begun:
+        yield begun
 
 
 async def mine(kube: KubeClient, of: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -83,7 +88,6 @@ async def goes_on(kube: KubeClient, pair: str) -> bool:
 
 
 STEPS: tuple[Seen, ...] = (asked, suspended, pods_gone, other_made, other_ended, goes_on)
-VICTIMS = ("worker", "temporal")
 
 
 async def submit(kube: KubeClient, name: str, node: str, run: str, **spec: Any) -> None:
@@ -112,12 +116,17 @@ async def is_in(kube: KubeClient, name: str, wanted: str) -> bool:
     return await phase(kube, name) == wanted
 
 
-async def test_a_preemption_survives_a_kill_at_each_of_its_steps(fleet: Stack) -> None:
-    steps = {f"{victim}-{step.__name__.replace('_', '-')}": (victim, step) for victim in VICTIMS for step in STEPS}
+@pytest.mark.parametrize("victim", VICTIMS)
+async def test_a_preemption_survives_a_kill_at_each_of_its_steps(killed: Begun, victim: str) -> None:
+    await killed[victim]
+
+
+async def preemptions_survive_a_kill_at_each_step(fleet: Stack, victim: str) -> None:
+    steps = {step.__name__.replace("_", "-"): step for step in STEPS}
     async with connected(fleet) as kube:
         for manifest in node_manifests([SimulatedNode(pair, gpus=2) for pair in steps]):
             await kube.create(NODES, manifest)
-        for pair, (victim, step) in steps.items():
+        for pair, step in steps.items():
             await submit(kube, f"low-{pair}", pair, "20s", priority="low")
             await until(partial(is_in, kube, f"low-{pair}", "Running"), f"low-{pair} runs")
             await submit(kube, f"high-{pair}", pair, "1s", priority="high")
@@ -131,7 +140,7 @@ async def test_a_preemption_survives_a_kill_at_each_of_its_steps(fleet: Stack) -
             raw = await kube.get(GPUWORKLOADS, f"low-{pair}", "default")
             told[pair] = raw["status"]["retryCount"], raw["status"]["attempt"]
         await delete_all(kube, 60)
-    revisions = history(fleet.endpoints)
+    revisions = await asyncio.to_thread(history, fleet.endpoints)
     report = check(revisions, {"succeeds": Demand("Succeeded", "Completed")})
     assert report.violations == []
     assert report.left == []
