@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 # A full cache puts out whichever workflow was touched least recently, even one whose look is under way: its writes are
 # cut off, its task times out ten seconds later, and it begins again. So the cache holds many times the workflows that
 # may be in a task at once. It is seldom full: most workflows end in their first task, and then leave it.
-CACHED_WORKFLOWS = 1500
+CACHED_WORKFLOWS = 1000
 WORKFLOW_TASKS = 32
 # Together with the spans (berth.process) less than the 25 s after which a supervisor kills.
 DRAIN = timedelta(seconds=15)

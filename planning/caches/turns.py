@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-PLACES = 1024  # orders that are under way over all caches: a worker has more workflows than that at hand
+PLACES = 512  # orders that are under way over all caches: a worker has more workflows than that at hand
 HELD = 60.0  # seconds without a look after which others wait no longer: its nodes take their time, whatever others do
 
 
