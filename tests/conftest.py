@@ -29,8 +29,8 @@ _missing = ""
 
 
 def pytest_configure() -> None:
-    """What a person has set for a Temporal of theirs must not count here, and Pythons that tests start may keep what they
-    compiled: else each spends two seconds of a processor on what the one before it had compiled already.
+    """What a person has set for a Temporal of theirs must not count here. And the Pythons that tests start may keep what
+    they compiled: else each spends two seconds of a processor on what the one before it had compiled already.
     """
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     for name in [name for name in os.environ if name.startswith("TEMPORAL_")]:
