@@ -16,8 +16,8 @@ _PROC = Path("/proc")
 
 
 def candidate_name() -> str:
-    """A name that no other process has, nor this one a second time; behind the host's name and a random part it tells
-    which process of which machine that is.
+    """A name that no other process has. Behind the host's name and a random part it tells which process of which
+    machine that is.
     """
     name = f"{os.uname().nodename}_{uuid.uuid4().hex[:8]}"
     machine, started = _machine(), _started(os.getpid())

@@ -28,7 +28,8 @@ class LeadershipLost(Exception):
 
 
 class LeaderElector:
-    """One candidate. `identity` must differ between processes, also between a process and its successor.
+    """One candidate. `identity` must differ between processes, also between a process and its successor; a process may
+    keep it, for what it led has ended when it stands again.
 
     lease_seconds: others may take over when the lease has not changed for so long. renew_deadline: this leader gives up
     when it did not renew for so long; the difference is what it has to stop its work. retry: pause between attempts.

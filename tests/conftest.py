@@ -29,7 +29,7 @@ _missing = ""
 
 
 def pytest_configure() -> None:
-    """What a person has set for a Temporal of theirs must not count here, and Pythons that tests start may keep what
+    """What a person has set for a Temporal of theirs must not count here. And Pythons that tests start may keep what
     they compiled: else each spends two seconds of a processor on what the one before it had compiled already.
     """
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

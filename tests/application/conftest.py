@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 
 import pytest
+import pytest_asyncio
 
 from berth.cli.application import after_up, application_processes
 from stack import Stack, UpOptions
 from tests.application.clock import Clock
 from tests.application.collector import Collector
+from tests.application.stories import Begun, Places, Stories, side_by_side
 from tests.application.tenant import Tenant, tenancy
 
 # Short, so that tests need not wait half a minute for a bind deadline, nor a minute before anything may be preempted.
@@ -51,3 +54,20 @@ async def tenant(deployed: Stack, request: pytest.FixtureRequest) -> AsyncIterat
     async with tenancy(deployed, request.node.name.removeprefix("test_")) as mine:
         yield mine
         await mine.leave()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def long_stories(
+    request: pytest.FixtureRequest, deployed: Stack, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Begun]:
+    """The stories of the modules `test_long_*` of which a test was chosen: each waits for minutes, all wait together.
+
+    They go on only while a test of the session's loop is awaited, so nothing else comes between these modules.
+    """
+    places = Places(deployed, tmp_path_factory.mktemp, asyncio.Lock())
+    modules = {item.path: item.module for item in request.session.items if "long_stories" in item.fixturenames}
+    stories: Stories = {}
+    for module in modules.values():
+        stories |= module.begin(places)
+    async with side_by_side(stories) as begun:
+        yield begun

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from berth.cli.application import after_up, application_processes
 from stack import Stack, UpOptions
 
 Begun = dict[str, asyncio.Task[None]]
+Stories = dict[str, Coroutine[None, None, None]]
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the stories of modules `test_long_*` happen: in the shared installation, or in one of their own."""
+
+    deployed: Stack
+    folder: Callable[[str], Path]
+    installing: asyncio.Lock
 
 
 @contextlib.asynccontextmanager

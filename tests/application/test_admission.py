@@ -34,7 +34,7 @@ from kube.resources import (
 from planning.naming import STRATEGY_ANNOTATION
 from planning.strategies import installed
 from tests.application.tenant import Tenant, condition, eventually
-from tests.application.test_outages import is_ready, listening, stopped
+from tests.application.test_long_outages import is_ready, listening, stopped
 
 pytestmark = pytest.mark.stack
 

@@ -163,6 +163,19 @@ async def test_a_leader_cut_off_gives_up_in_time(api: FakeApi) -> None:
         assert 0.4 < time.monotonic() - began < 1.0
 
 
+async def test_who_lost_the_lease_to_nobody_waits_for_no_lease_of_its_own(api: FakeApi) -> None:
+    async with candidate(api, "one") as one:
+        await one.leads()
+        fault = api.fail(status=503, count=10_000)
+        with pytest.raises(LeadershipLost):
+            await one.task
+        fault.count = 0
+        api.put(LEASES, "controller", "berth", spec={**one.spec, "leaseDurationSeconds": 600})
+        async with candidate(api, "another") as another, candidate(api, "one") as again:
+            await again.leads()
+            assert not another.leading.is_set()
+
+
 async def test_a_hanging_server_is_no_renewal(api: FakeApi) -> None:
     async with candidate(api, "one") as one:
         await one.leads()

@@ -18,7 +18,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.messages import placement_id, workload_id
@@ -28,12 +27,12 @@ from controller.outage import ANSWER
 from kube.errors import KubeError
 from kube.resources import GPUWORKLOADS
 from stack import Stack
-from tests.application.stories import Begun, installation, side_by_side
+from tests.application.stories import Begun, Places, Stories, installation
 from tests.application.tenant import Tenant, condition, eventually, tenancy
 from tests.faults.checker import check
 from tests.faults.revisions import history, runs_of
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="session")]
 
 Outage = Callable[[Tenant], Coroutine[None, None, None]]
 
@@ -53,27 +52,27 @@ OWN_EVENTS = 2 * 12 + 7 * 6
 LEDGER_EVENTS = 2 * 18 + 4 * 11
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def outages(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Begun]:
+def begin(places: Places) -> Stories:
     """Each in an installation of its own, for it is broken there."""
-    installing = asyncio.Lock()
 
     async def lived_through(outage: Outage) -> None:
-        folder = tmp_path_factory.mktemp(outage.__name__)
-        async with installation(folder, SETTINGS, installing) as stack, tenancy(stack, outage.__name__) as tenant:
+        folder = places.folder(outage.__name__)
+        async with (
+            installation(folder, SETTINGS, places.installing) as stack,
+            tenancy(stack, outage.__name__) as tenant,
+        ):
             await outage(tenant)
 
     stories: tuple[Outage, ...] = (api_server_is_away, temporal_is_away)
-    async with side_by_side({outage.__name__: lived_through(outage) for outage in stories}) as begun:
-        yield begun
+    return {outage.__name__: lived_through(outage) for outage in stories}
 
 
-async def test_the_api_server_is_away_for_longer_than_anybody_waits(outages: Begun) -> None:
-    await outages[api_server_is_away.__name__]
+async def test_the_api_server_is_away_for_longer_than_anybody_waits(long_stories: Begun) -> None:
+    await long_stories[api_server_is_away.__name__]
 
 
-async def test_temporal_is_away_for_longer_than_anybody_waits(outages: Begun) -> None:
-    await outages[temporal_is_away.__name__]
+async def test_temporal_is_away_for_longer_than_anybody_waits(long_stories: Begun) -> None:
+    await long_stories[temporal_is_away.__name__]
 
 
 async def api_server_is_away(tenant: Tenant) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,11 @@ from planning.accelerators import NVIDIA_MEMORY_LABEL
 from planning.model import GPU_MODEL_LABEL
 from planning.naming import profile_name
 from stack import Stack
-from tests.application.stories import installation
+from tests.application.stories import Begun, Places, Stories, installation
 from tests.application.tenant import Tenant, eventually, tenancy, type_name
 from workflows.placement import LEARN_PAUSE
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="session")]
 
 MODEL = "meta-llama/Llama-3.1-8B"
 SETTINGS = {"bindDeadlineSeconds": 4, "sampleSeconds": 1}
@@ -34,10 +33,15 @@ SETTINGS = {"bindDeadlineSeconds": 4, "sampleSeconds": 1}
 LEARNED = 100.0
 
 
-@pytest.fixture
-async def tenant(tmp_path: Path) -> AsyncIterator[Tenant]:
-    async with installation(tmp_path, SETTINGS, asyncio.Lock()) as stack, tenancy(stack, "profiles") as mine:
-        yield mine
+def begin(places: Places) -> Stories:
+    async def told() -> None:
+        async with (
+            installation(places.folder("profiles"), SETTINGS, places.installing) as stack,
+            tenancy(stack, "profiles") as tenant,
+        ):
+            await runs_are_learned_recommended_and_remembered_without_temporal(tenant)
+
+    return {runs_are_learned_recommended_and_remembered_without_temporal.__name__: told()}
 
 
 async def run(tenant: Tenant, name: str, *, run: str = "5s", fails: bool = False, **spec: Any) -> None:
@@ -97,7 +101,11 @@ def forget_everything(stack: Stack) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-async def test_runs_are_learned_recommended_and_remembered_without_temporal(tenant: Tenant) -> None:
+async def test_runs_are_learned_recommended_and_remembered_without_temporal(long_stories: Begun) -> None:
+    await long_stories[runs_are_learned_recommended_and_remembered_without_temporal.__name__]
+
+
+async def runs_are_learned_recommended_and_remembered_without_temporal(tenant: Tenant) -> None:
     for name, model, memory in (("large", "A100", "81920"), ("small", "A10", "24576")):
         labels: dict[str, Any] = {GPU_MODEL_LABEL: model, NVIDIA_MEMORY_LABEL: memory}
         await tenant.node(name, 8, **labels)

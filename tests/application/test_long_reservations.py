@@ -4,33 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from datetime import datetime
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from crds.gpuworkload import API_VERSION
 from kube.errors import Invalid
 from kube.resources import EVENTS, GPURESERVATIONS
 from planning.times import timestamp
 from planning.windows import LEAD
-from stack import Stack
-from tests.application.stories import Begun, side_by_side
+from tests.application.stories import Begun, Places, Stories
 from tests.application.tenant import Tenant, condition, eventually, tenancy
 from tests.application.test_observability import get
 from tests.application.test_quotas import explain
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="session")]
 
 Story = Callable[[Tenant], Coroutine[None, None, None]]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def told(deployed: Stack) -> AsyncIterator[Begun]:
+def begin(places: Places) -> Stories:
     async def tell(story: Story) -> None:
-        async with tenancy(deployed, story.__name__) as tenant:
+        async with tenancy(places.deployed, story.__name__) as tenant:
             try:
                 await story(tenant)
             finally:
@@ -39,8 +36,7 @@ async def told(deployed: Stack) -> AsyncIterator[Begun]:
                     if found["metadata"]["name"].startswith(tenant.namespace):
                         await tenant.kube.delete(GPURESERVATIONS, found["metadata"]["name"])
 
-    async with side_by_side({story.__name__: tell(story) for story in STORIES}) as begun:
-        yield begun
+    return {story.__name__: tell(story) for story in STORIES}
 
 
 async def reserve(tenant: Tenant, name: str, gpus: int, start: float, seconds: float = 60.0, **spec: Any) -> str:
@@ -196,5 +192,5 @@ STORIES: tuple[Story, ...] = (
 
 
 @pytest.mark.parametrize("story", [story.__name__ for story in STORIES])
-async def test_that(story: str, told: Begun) -> None:
-    await told[story]
+async def test_that(story: str, long_stories: Begun) -> None:
+    await long_stories[story]

@@ -5,22 +5,20 @@ when it suggests to continue as new after a few events already. All wait side by
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 
 import pytest
-import pytest_asyncio
 from temporalio.client import WorkflowHandle
 
 from activities.messages import placement_id, workload_id
 from kube.resources import NODES, Resource
-from stack import Stack
 from tests.application.conftest import SETTINGS
-from tests.application.stories import Begun, installation, side_by_side
+from tests.application.stories import Begun, Places, Stories, installation
 from tests.application.tenant import Tenant, condition, eventually, tenancy
 from tests.faults.checker import check
 from tests.faults.revisions import history, runs_of
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="session")]
 
 Story = Callable[[Tenant], Coroutine[None, None, None]]
 
@@ -29,27 +27,25 @@ QUOTAS = Resource("", "v1", "resourcequotas", "ResourceQuota", namespaced=True)
 SHORT_HISTORIES = {"limit.historyCount.suggestContinueAsNew": 20}
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def waiting(deployed: Stack, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Begun]:
+def begin(places: Places) -> Stories:
     async def told(story: Story) -> None:
-        async with tenancy(deployed, story.__name__) as tenant:
+        async with tenancy(places.deployed, story.__name__) as tenant:
             try:
                 await story(tenant)
             finally:
                 await tenant.leave()
 
     async def told_apart(story: Story) -> None:
-        folder = tmp_path_factory.mktemp("short")
+        folder = places.folder("short")
         async with (
-            installation(folder, SETTINGS, asyncio.Lock(), SHORT_HISTORIES) as stack,
+            installation(folder, SETTINGS, places.installing, SHORT_HISTORIES) as stack,
             tenancy(stack, story.__name__) as tenant,
         ):
             await story(tenant)
 
     stories = {story.__name__: told(story) for story in STORIES}
     apart = retries_verdicts_and_promises_outlive_continue_as_new
-    async with side_by_side(stories | {apart.__name__: told_apart(apart)}) as begun:
-        yield begun
+    return stories | {apart.__name__: told_apart(apart)}
 
 
 async def a_deleted_node_costs_a_retry_and_the_next_job_goes_elsewhere(tenant: Tenant) -> None:
@@ -175,5 +171,5 @@ STORIES: tuple[Story, ...] = (
 @pytest.mark.parametrize(
     "story", [*STORIES, retries_verdicts_and_promises_outlive_continue_as_new], ids=lambda s: s.__name__
 )
-async def test_waiting(waiting: Begun, story: Story) -> None:
-    await waiting[story.__name__]
+async def test_waiting(long_stories: Begun, story: Story) -> None:
+    await long_stories[story.__name__]
