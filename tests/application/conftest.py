@@ -65,9 +65,10 @@ async def long_stories(
     They go on only while a test of the session's loop is awaited, so nothing else comes between these modules.
     """
     places = Places(deployed, tmp_path_factory.mktemp, asyncio.Lock())
-    modules = {item.path: item.module for item in request.session.items if "long_stories" in item.fixturenames}
+    tests = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    chosen = {test.path: test.module for test in tests if "long_stories" in test.fixturenames}
     stories: Stories = {}
-    for module in modules.values():
+    for module in chosen.values():
         stories |= module.begin(places)
     async with side_by_side(stories) as begun:
         yield begun
