@@ -66,9 +66,9 @@ async def long_stories(
     """
     places = Places(deployed, tmp_path_factory.mktemp, asyncio.Lock())
     tests = [item for item in request.session.items if isinstance(item, pytest.Function)]
-    modules = {test.path: test.module for test in tests if "long_stories" in test.fixturenames}
+    chosen = {test.path: test.module for test in tests if "long_stories" in test.fixturenames}
     stories: Stories = {}
-    for module in modules.values():
+    for module in chosen.values():
         stories |= module.begin(places)
     async with side_by_side(stories) as begun:
         yield begun

@@ -38,7 +38,12 @@ async def side_by_side(stories: Mapping[str, Coroutine[None, None, None]]) -> As
 
 @contextlib.asynccontextmanager
 async def installation(
-    folder: Path, settings: Mapping[str, int], installing: asyncio.Lock, temporal: Mapping[str, int] | None = None
+    folder: Path,
+    settings: Mapping[str, int],
+    installing: asyncio.Lock,
+    temporal: Mapping[str, int] | None = None,
+    *,
+    etcd_fsync: bool = False,
 ) -> AsyncIterator[Stack]:
     """An installation of its own, every revision of which is kept for the judge; `temporal` is dynamic configuration.
 
@@ -46,7 +51,7 @@ async def installation(
     """
     stack = Stack(folder)
     options = UpOptions(
-        end_with_caller=True, etcd_fsync=False, keep_history=True, temporal_dynamic_config=temporal or {}
+        end_with_caller=True, etcd_fsync=etcd_fsync, keep_history=True, temporal_dynamic_config=temporal or {}
     )
     async with installing:  # ports are chosen some time before they are taken
         await asyncio.to_thread(

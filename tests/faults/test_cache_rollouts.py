@@ -1,7 +1,8 @@
 """SIGKILL of the node's process, controller, worker, Temporal and registry at every step of a kernel cache's rollout.
 
 Each ends Ready with the new digest, and whoever mounts the cache meanwhile finds one image whole. The kubelet is the
-test itself: it calls the driver's socket without a pause, and looks at every file.
+test itself: it calls the driver's socket without a pause, and looks at every file. The node's process dies in a world
+of its own beside the others', for whoever gave it an order waits long until it asks again.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any
 
 import grpc
 import pytest
+import pytest_asyncio
 
 from berth.cli.application import after_up, application_processes, node_process
 from crds.kernelcache import API_VERSION
@@ -38,6 +40,7 @@ from nodeworkers.csi import mounts
 from nodeworkers.rpc import csi_pb2
 from planning.caches.volumes import DRIVER
 from stack import SimulatedNode, Stack, UpOptions, kubelet_root, node_manifest
+from tests.application.stories import Begun, side_by_side
 from tests.faults.test_kills import insist
 from tests.images.caches import kernel
 from tests.images.conftest import RealRegistry, running
@@ -45,12 +48,15 @@ from tests.images.signatures.rig import new_key, public_pem
 from tests.nodeworkers.csi_rig import needs_mounts
 from tests.nodeworkers.whole import program
 
-pytestmark = [*needs_mounts, pytest.mark.stack, pytest.mark.faults, pytest.mark.timeout(900)]
+pytestmark = [
+    *needs_mounts, pytest.mark.stack, pytest.mark.faults, pytest.mark.timeout(900),
+    pytest.mark.asyncio(loop_scope="module"),
+]  # fmt: skip
 
 NODE = "cache-node"
 SIZE = 6 * 1024**2  # of an image: long enough in coming that each step is seen
 KEY = new_key()
-VICTIMS = ("node", "controller", "worker", "temporal", "registry")
+VICTIMS = {"a-node": ("node",), "what-it-needs": ("controller", "worker", "temporal", "registry")}
 
 
 class Gate:
@@ -165,9 +171,10 @@ class World:
     prober: Prober
     folder: Path
     pushed: list[tuple[Path, str]] = field(default_factory=list)
+    digests: dict[str, str] = field(default_factory=dict)  # of images, by tag
 
-    def make(self, tag: str) -> str:
-        """Builds an image that no other is like; returns its digest."""
+    def make(self, tag: str) -> None:
+        """Builds an image that no other is like."""
         cache = self.folder / f"cache-{tag}"
         place = kernel(cache, seed="add")
         (place / "add.llir").write_bytes(os.urandom(SIZE))
@@ -177,7 +184,7 @@ class World:
         self.prober.images[_content(cache)] = tag
         shutil.rmtree(cache)
         self.pushed.append((self.folder / f"image-{tag}", tag))
-        return built.top.digest
+        self.digests[tag] = built.top.digest
 
     async def publish(self, host: str) -> None:
         """Has a registry hold all images and their signatures, at its own address."""
@@ -217,13 +224,15 @@ def kept(world: World, digest: str) -> bool:
     return (world.node_root() / "store" / "caches" / digest.removeprefix("sha256:")).is_dir()
 
 
-STEPS: tuple[Callable[[World, str], bool], ...] = (asked, fetching, extracting, kept)
+Step = Callable[[World, str], bool]
+STEPS: tuple[Step, ...] = (asked, fetching, extracting, kept)
 
 
-@pytest.fixture
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+@contextlib.contextmanager
+def a_world(folder: Callable[[str], Path], tags: Iterable[str]) -> Iterator[World]:
+    """An installation with one node; `folder` makes new folders."""
     gate = Gate()
-    stack = Stack(tmp_path_factory.mktemp("rollouts"))
+    stack = Stack(folder("rollouts"))
     options = UpOptions(end_with_caller=True)
 
     def settle(endpoints: Any) -> None:
@@ -242,14 +251,40 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     )
     thread = threading.Thread(target=prober.run, daemon=True)
     try:
+        world = World(stack, gate, prober, folder("images"))
+        for tag in tags:
+            world.make(tag)
         thread.start()
-        yield World(stack, gate, prober, tmp_path_factory.mktemp("images"))
+        yield world
     finally:
         prober.over.set()
-        thread.join(30)
+        if thread.is_alive():
+            thread.join(30)
         stack.down()
         for point in reversed(mounts.here(below=str(stack.layout.root))):
             mounts.unmount(point.place)
+
+
+def steps_of(victims: tuple[str, ...]) -> dict[str, tuple[str, Step]]:
+    """Every step of each victim, by the tag of the image that is rolled out meanwhile."""
+    return {f"{victim}-{step.__name__}": (victim, step) for victim in victims for step in STEPS}
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, World]]:
+    """All are there before anybody is killed, so that what they cost makes no step pass unseen."""
+    with contextlib.ExitStack() as entered:
+        yield {
+            name: entered.enter_context(a_world(tmp_path_factory.mktemp, ("first", *steps_of(victims))))
+            for name, victims in VICTIMS.items()
+        }
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def killed(worlds: dict[str, World]) -> AsyncIterator[Begun]:
+    stories = {name: rollouts_survive_a_kill_at_each_step(world, VICTIMS[name]) for name, world in worlds.items()}
+    async with side_by_side(stories) as begun:
+        yield begun
 
 
 async def _node(kubeconfig: Path) -> None:
@@ -281,14 +316,18 @@ async def until(seconds: float, what: str, holds: Callable[[], Any], pause: floa
         await asyncio.sleep(pause)
 
 
-async def test_a_rollout_survives_a_kill_at_each_of_its_steps(world: World, tmp_path: Path) -> None:
-    cases = {f"{victim}-{step.__name__}": (victim, step) for victim in VICTIMS for step in STEPS}
-    digests = {tag: world.make(tag) for tag in ("first", *cases)}
-    (tmp_path / "blobs").mkdir()
+@pytest.mark.parametrize("name", VICTIMS)
+async def test_a_rollout_survives_a_kill_at_each_of_its_steps(killed: Begun, name: str) -> None:
+    await killed[name]
+
+
+async def rollouts_survive_a_kill_at_each_step(world: World, victims: tuple[str, ...]) -> None:
+    digests, blobs = world.digests, world.folder / "blobs"
+    blobs.mkdir()
     with contextlib.ExitStack() as registries:
 
         async def serve() -> RealRegistry:
-            started = registries.enter_context(running(program("registry-referrers"), blobs=tmp_path / "blobs"))
+            started = registries.enter_context(running(program("registry-referrers"), blobs=blobs))
             await world.publish(started.host)
             world.gate.behind = started.host
             return started
@@ -297,7 +336,7 @@ async def test_a_rollout_survives_a_kill_at_each_of_its_steps(world: World, tmp_
         async with await KubeClient.connect(world.stack.endpoints.kubeconfig("admin")) as kube:
             await insist(kube.create, TRITONKERNELCACHES, world.cache("first"), "default")
             await until(90, "the first is Ready", partial(is_ready_with, kube, digests["first"]))
-            for tag, (victim, step) in cases.items():
+            for tag, (victim, step) in steps_of(victims).items():
                 change = {"spec": world.cache(tag)["spec"]}
                 await insist(kube.merge_patch, TRITONKERNELCACHES, "llama", "default", change)
                 await until(30, f"{tag} comes to its step", partial(step, world, digests[tag]), 0.002)

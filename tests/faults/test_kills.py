@@ -11,24 +11,27 @@ import random
 import shutil
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, ParamSpec
 
 import pytest
+import pytest_asyncio
 
-from berth.cli.application import after_up, application_processes
 from crds.gpuworkload import API_VERSION, KIND
 from kube.client import KubeClient
 from kube.errors import AlreadyExists, KubeError, Unavailable
 from kube.resources import GPUWORKLOADS, JOBS, NODES, PODS
 from planning.model import TOMBSTONES
-from stack import SimulatedNode, Stack, UpOptions, node_manifests
+from stack import SimulatedNode, Stack, node_manifests
+from tests.application.stories import Begun, installation, side_by_side
 from tests.faults.checker import Demand, check
 from tests.faults.revisions import history
 
-pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.stack, pytest.mark.faults, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="module")
+]  # fmt: skip
 
 VICTIMS = ("controller", "worker", "temporal", "kube-apiserver", "etcd")
 ROUNDS = 3
@@ -48,17 +51,19 @@ DEMANDS = {
 MEDLEY = ("fails", "suspended", "suspended", "deleted", "deleted", "fails", "urgent", "overdue") + 12 * ("succeeds",)
 
 
-@pytest.fixture
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    stack = Stack(tmp_path_factory.mktemp("faults"))
-    options = UpOptions(end_with_caller=True, keep_history=True)
-    stack.up(
-        options,
-        processes=lambda endpoints: application_processes(endpoints, options),
-        after_up=after_up,
-    )
-    yield stack
-    stack.down()
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def survived(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Begun]:
+    """Both in installations of their own, side by side."""
+    installing = asyncio.Lock()
+
+    async def lived_through(story: Callable[[Stack], Awaitable[None]]) -> None:
+        folder = tmp_path_factory.mktemp(story.__name__)
+        async with installation(folder, {}, installing, etcd_fsync=True) as fleet:
+            await story(fleet)
+
+    stories = (every_process_is_killed_time_and_again, what_runs_is_adopted_after_temporal_lost_its_data)
+    async with side_by_side({story.__name__: lived_through(story) for story in stories}) as begun:
+        yield begun
 
 
 @asynccontextmanager
@@ -206,7 +211,11 @@ async def delete_all(kube: KubeClient, seconds: float) -> None:
         await asyncio.sleep(0.5)
 
 
-async def test_every_process_is_killed_time_and_again(fleet: Stack) -> None:
+async def test_every_process_is_killed_time_and_again(survived: Begun) -> None:
+    await survived[every_process_is_killed_time_and_again.__name__]
+
+
+async def every_process_is_killed_time_and_again(fleet: Stack) -> None:
     rng = random.Random(SEED)
     count = 200
     async with connected(fleet) as kube:
@@ -227,7 +236,7 @@ async def test_every_process_is_killed_time_and_again(fleet: Stack) -> None:
         await until_ended(kube, count - wanted.pop(""), 300)
         ended = await phases(kube)
         await delete_all(kube, 60)
-    report = check(history(fleet.endpoints), DEMANDS)
+    report = check(await asyncio.to_thread(history, fleet.endpoints), DEMANDS)
     assert report.violations == []
     assert killed == dict.fromkeys(VICTIMS, ROUNDS)
     assert ended == wanted, "a killed process is nobody's failed run"
@@ -239,7 +248,11 @@ async def test_every_process_is_killed_time_and_again(fleet: Stack) -> None:
     assert [entry for entry in report.left if entry.startswith(("workload", "job", "pod"))] == []
 
 
-async def test_what_runs_is_adopted_after_temporal_lost_its_data(fleet: Stack) -> None:
+async def test_what_runs_is_adopted_after_temporal_lost_its_data(survived: Begun) -> None:
+    await survived[what_runs_is_adopted_after_temporal_lost_its_data.__name__]
+
+
+async def what_runs_is_adopted_after_temporal_lost_its_data(fleet: Stack) -> None:
     count = 40
     async with connected(fleet) as kube:
         for manifest in node_manifests([SimulatedNode(f"n{i}", gpus=GPUS_EACH) for i in range(4)]):
@@ -260,7 +273,7 @@ async def test_what_runs_is_adopted_after_temporal_lost_its_data(fleet: Stack) -
         await until_ended(kube, count, 240)
         assert await phases(kube) == {"Succeeded": count}
         await delete_all(kube, 60)
-    report = check(history(fleet.endpoints))
+    report = check(await asyncio.to_thread(history, fleet.endpoints))
     assert report.violations == []
     assert running_before
     assert report.jobs_made == count, "no running Job was replaced"
