@@ -308,7 +308,7 @@ async def deletion_waits_while_pods_use_it(world: World) -> None:
         told = condition(raw, "Ready")["message"]
         assert "2 pods" in told and agents[0].node in told and FORCE_ANNOTATION in told
         agents[0].pods = 1
-        await eventually(lambda: _says(world, "1 pods"), 20, lambda: "a pod that went is no news")
+        await eventually(lambda: _says(world, "1 pod has"), 20, lambda: "a pod that went is no news")
         agents[0].pods = 0
         await world.until_gone()
         await eventually(lambda: _over(world, cache_id(uid)), 20, lambda: "the workflow goes on")

@@ -24,7 +24,7 @@ import pytest
 import yaml
 from aiohttp import ClientError, ClientSession
 from temporalio import workflow
-from temporalio.client import Client
+from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from berth.install import manifests
@@ -361,7 +361,11 @@ async def _one_life(there: Cluster, host: str, folder: Path, publisher: Publishe
         assert report.outcome == "removed", report
         there.stack.kubectl("wait", "--for=delete", "tritonkernelcachenodestatus/" + status_name("llama", name), "-n",
                             namespace, "--timeout=30s")  # fmt: skip
+        handle = there.temporal.get_workflow_handle(node_id(name))
+        async with asyncio.timeout(DEADLINE):  # its GPUs are told beside what it is asked to do
+            while (await handle.describe()).status is not WorkflowExecutionStatus.RUNNING:
+                await asyncio.sleep(0.1)
         assert node.ends() == 0
-    await there.temporal.get_workflow_handle(node_id(name)).terminate("the test is over")
+    await handle.terminate("the test is over")
     there.stack.kubectl("delete", "node", name)
     there.stack.kubectl("delete", "kernelcachepolicy", namespace)
