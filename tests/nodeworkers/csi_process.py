@@ -6,6 +6,7 @@ import asyncio
 import logging
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from nodeworkers.csi.driver import Driver, Places
@@ -25,6 +26,8 @@ async def main(folder: Path, kubelet_root: Path, node_name: str) -> None:
     watching = asyncio.create_task(driver.watch())
     await ended.wait()
     watching.cancel()
+    with suppress(asyncio.CancelledError):
+        await watching
     await driver.stop()
     ledger.close()
 
