@@ -23,6 +23,7 @@ from temporalio.service import RPCError
 
 from activities.cache import ClusterCache
 from activities.endings import Endings
+from activities.heartbeats import beating
 from activities.lifting import lift
 from activities.messages import (
     ProvisioningState,
@@ -98,12 +99,6 @@ _NORMAL = (
 )
 
 
-async def _heartbeat() -> None:
-    while True:
-        activity.heartbeat()
-        await asyncio.sleep(5)
-
-
 def _refusal(assignment: Assignment, refused: Exception) -> Verdict:
     return Verdict(
         assignment.uid,
@@ -136,17 +131,14 @@ class Placements:
         repeated.
         """
         done, decision = CarriedOut(), request.decision
-        await self._cache.wait_synced()
-        alive = asyncio.create_task(_heartbeat())
-        try:
+        async with beating():
+            await self._cache.wait_synced()
             # What ends concerns nobody who is placed; whoever fails, the others are done before it is told.
             ends = self._each(decision.completions, lambda completion: self._end(completion, done))
             failed = await asyncio.gather(self._place(request, done), ends, return_exceptions=True)
             for each in failed:
                 if each is not None:
                     raise each
-        finally:
-            alive.cancel()
         return done
 
     async def _place(self, request: CarryOut, done: CarriedOut) -> None:

@@ -12,6 +12,7 @@ from temporalio import activity
 from activities import round_metrics
 from activities.cache import ClusterCache, StaleCacheError, restored_to
 from activities.forecasts import Forecasts
+from activities.heartbeats import beating
 from activities.signatures import DECIDE, DecideRequest, DecideResult, Versions
 from kube.client import KubeClient
 from planning import gates
@@ -46,6 +47,10 @@ class Planner:
     @activity.defn(name=DECIDE)
     async def decide(self, request: DecideRequest) -> DecideResult:
         """Raises StaleCacheError while this worker has not seen what earlier decisions were based on."""
+        async with beating():
+            return await self._decide(request)
+
+    async def _decide(self, request: DecideRequest) -> DecideResult:
         await asyncio.sleep(self._rested - time.monotonic())
         missing = await self._cache.reach(request.at_least, BINDING_WAIT)
         restored = await restored_to(self._kube, missing)

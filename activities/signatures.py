@@ -7,6 +7,7 @@ small (law 4): names, UIDs, versions and recorded decisions; specs and objects a
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Literal
 
 from planning.model import Decision, Lately, Ledger, Stage, Turn, Verdict
@@ -21,6 +22,9 @@ LEARN = "learn"
 
 ARRANGE = "arrange"
 TAKE_BACK = "take_back"
+
+# How long an activity may give no sign of life (activities.heartbeats) until it counts as lost: three are missed then.
+SILENCE = timedelta(seconds=15)
 
 # Statuses that one round brings up to date at most, so that placing does not wait for showing.
 STATUS_LIMIT = 200

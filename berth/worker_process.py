@@ -22,6 +22,7 @@ from temporalio.worker import UnsandboxedWorkflowRunner, Worker, WorkerDeploymen
 
 from activities.cache import ClusterCache
 from activities.forecasts import Forecasts
+from activities.heartbeats import BEAT
 from activities.kernel_caches import KernelCaches
 from activities.messages import KIND, NAME, NAMESPACE, NODE, PHASE
 from activities.nodes import NodeLooks
@@ -140,6 +141,8 @@ def build_worker(
         max_cached_workflows=CACHED_WORKFLOWS,
         max_concurrent_workflow_tasks=WORKFLOW_TASKS,
         max_concurrent_local_activities=16,
+        max_heartbeat_throttle_interval=BEAT,
+        default_heartbeat_throttle_interval=BEAT,
         graceful_shutdown_timeout=DRAIN,
         deployment_config=WorkerDeploymentConfig(
             version=WorkerDeploymentVersion(DEPLOYMENT, build_id()),

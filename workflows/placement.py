@@ -20,6 +20,7 @@ from activities.signatures import (
     CARRY_OUT,
     DECIDE,
     LEARN,
+    SILENCE,
     STATUS_LIMIT,
     CarriedOut,
     CarryOut,
@@ -140,6 +141,7 @@ class Placement:
             ),
             result_type=DecideResult,
             start_to_close_timeout=timedelta(seconds=60),
+            heartbeat_timeout=SILENCE,
             retry_policy=RETRY,
             summary=f"round {self._state.rounds + 1}",
         )
@@ -176,7 +178,7 @@ class Placement:
                 ),
                 result_type=CarriedOut,
                 start_to_close_timeout=timedelta(minutes=5),
-                heartbeat_timeout=timedelta(seconds=30),
+                heartbeat_timeout=SILENCE,
                 retry_policy=RETRY,
                 summary=", ".join(f"{count} {what}" for what, count in effects.items()),
             )
