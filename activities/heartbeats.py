@@ -1,7 +1,8 @@
 """A sign of life to Temporal while an activity works, so that one that was lost is begun anew soon.
 
 What is lost with a process that was killed, the worker or Temporal itself, nobody reports: it is missed when it is
-silent for as long as its workflow allows (SILENCE). Without that a lost round would keep everybody from being placed for as long as a round may take.
+silent for as long as its workflow allows (SILENCE). Without that a lost round would keep everybody from being placed
+for as long as a round may take.
 """
 
 from __future__ import annotations

@@ -87,9 +87,8 @@ async def serve(
     stop_http = await serve_http(options, healthy=healthy, ready=ready, note=note)
     try:
         admission.append(asyncio.create_task(webhooks.run(), name="admission webhooks"))
-        name = (
-            candidate_name()
-        )  # of all its terms: when one was lost its work had ended, so the next need not wait for it
+        # Of all its terms: when one was lost its work had ended, so the next need not wait for it.
+        name = candidate_name()
         while True:
             elector = LeaderElector(kube, SETTINGS_NAMESPACE, LEASE, name, has_ended=has_ended)
             try:

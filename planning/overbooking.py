@@ -5,7 +5,7 @@ For the admission webhooks: what is written nevertheless is kept as far as there
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from planning.filters import affine, show_gpus
 from planning.model import NodeView
@@ -28,7 +28,7 @@ def overbooked(new: Window, others: Iterable[Window], nodes: Sequence[NodeView])
     have = sum(gpus[name] // new.block * new.block for name in mine)
     if new.gpus > have:
         blocks = f" in blocks of {new.block}" if new.block > 1 else ""
-        return f"spec.gpus: the {len(mine)} nodes that match its nodeSelector have {show_gpus(have)}{blocks}"
+        return f"spec.gpus: {_that_match(mine, ' its nodeSelector')} {show_gpus(have)}{blocks}"
     rivals = [(each, suited(each)) for each in others if each.overlaps(new)]
     for moment in sorted({new.start, *(each.start for each, _ in rivals if new.during(each.start))}):
         there = [(each, among) for each, among in rivals if each.during(moment)]
@@ -39,6 +39,13 @@ def overbooked(new: Window, others: Iterable[Window], nodes: Sequence[NodeView])
                 names = ", ".join(sorted(each.name for each in inside)[:5])
                 return (
                     f"spec.gpus: with GPUReservation {names} {show_gpus(asked)} would be reserved at "
-                    f"{timestamp(moment)}, and the {len(among)} nodes that match have {have}"
+                    f"{timestamp(moment)}, and {_that_match(among)} {have}"
                 )
     return ""
+
+
+def _that_match(nodes: Collection[str], what: str = "") -> str:
+    """The beginning of a sentence about what they have."""
+    if len(nodes) == 1:
+        return f"the 1 node that matches{what} has"
+    return f"the {len(nodes)} nodes that match{what} have"

@@ -14,10 +14,10 @@ from nodeworkers.store import Cached
 from planning.caches.compatibility import Target, Verdict, compatible, on_node
 from planning.caches.node_status import Check, Findings, cut
 from planning.caches.orders import NodeOrder
+from planning.caches.trust import REFUSALS
 from planning.caches.trust import Verdict as Trust
 from planning.caches.volumes import NodeCache
 
-REFUSALS = ("NoPolicy", "PolicyUnreadable", "NotSigned", "SignatureRefused")
 TOLD = 512  # characters of a reason in the ledger, and of a report's message
 _NOT_CHECKED = Check("Unknown", "NotChecked", "It did not come to that.")
 

@@ -27,7 +27,7 @@ from images.signatures.repository import ImageRepository
 from images.signatures.verify import verify
 from nodeworkers import metrics
 from nodeworkers.caches.carrying import beating, in_thread
-from nodeworkers.caches.look import REFUSALS, TOLD, Look
+from nodeworkers.caches.look import TOLD, Look
 from nodeworkers.caches.obtaining import Images
 from nodeworkers.caches.pulling import About
 from nodeworkers.caches.reporting import Statuses
@@ -41,7 +41,7 @@ from planning.caches import labels
 from planning.caches.hits import predict
 from planning.caches.node_status import Check, cut
 from planning.caches.orders import PREPARE, REMOVE, SUPERSEDED, CacheRef, NodeOrder, NodeTask, Outcome, Report
-from planning.caches.trust import Findings, Knobs, Verdict, demand, judge, roots_of
+from planning.caches.trust import REFUSALS, Findings, Knobs, Verdict, demand, judge, roots_of
 from planning.caches.volumes import NodeCache
 
 OpenRegistry = Callable[[Endpoints, Credentials], AbstractAsyncContextManager[Registry]]

@@ -15,6 +15,7 @@ from typing import Any
 from crds.kernelcache import MOST_SHOWN
 from planning.caches.model import CacheView
 from planning.caches.rollout import Member, Rollout
+from planning.caches.trust import REFUSALS
 from planning.conditions import condition, conditions
 from planning.times import seconds
 
@@ -118,7 +119,7 @@ def _by(standing: Standing, *outcomes: str) -> list[tuple[str, Member]]:
 
 
 def _verified(standing: Standing) -> Fact:
-    refused = [(name, each) for name, each in _by(standing, "failed") if each.reason in _REFUSALS]
+    refused = [(name, each) for name, each in _by(standing, "failed") if each.reason in REFUSALS]
     if refused:
         name, member = refused[0]
         return False, member.reason, f"{name}: {member.message}"
@@ -130,9 +131,6 @@ def _verified(standing: Standing) -> Fact:
     if not ready:
         return None, "NotChecked", "no node has checked it yet"
     return True, "Verified", f"{_nodes(len(ready))} verified its signatures: {ready[0][1].message}"
-
-
-_REFUSALS = ("NotSigned", "SignatureRefused", "NoPolicy", "PolicyUnreadable")
 
 
 def _ready(standing: Standing, counts: Mapping[str, int]) -> Fact:
@@ -184,11 +182,10 @@ def _error(standing: Standing) -> Fact:
 def _outdated(standing: Standing, counts: Mapping[str, int]) -> Fact:
     aim = standing.rollout.aim
     if aim.goal.digest and aim.latest.digest != aim.goal.digest:
-        return (
-            True,
-            "TagMoved",
-            f"{aim.reference} stands for {aim.latest.digest} now; nodes are to have {aim.goal.digest}",
-        )
+        asked = f"{aim.reference} stands for {aim.latest.digest} now"
+        if "@" in aim.reference:
+            asked = f"{aim.reference} is asked for"
+        return True, "TagMoved", f"{asked}; nodes are to have {aim.goal.digest}"
     if counts["outdated"]:
         have = "has" if counts["outdated"] == 1 else "have"
         return True, "RollingOut", f"{_nodes(counts['outdated'])} still {have} another digest than {aim.goal.digest}"

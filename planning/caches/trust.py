@@ -24,6 +24,8 @@ Reason = Literal[
     "SignatureRefused",
     "VerifierFailed",
 ]
+# By which it may not be used; where a verifier failed nobody knows.
+REFUSALS: tuple[Reason, ...] = ("NoPolicy", "PolicyUnreadable", "NotSigned", "SignatureRefused")
 
 _TOLD = 4  # signatures whose problem a message tells; a condition's message is for reading
 _MESSAGE_LIMIT = 1024

@@ -8,7 +8,7 @@ import pytest
 
 from activities.kernel_caches import QUEUED
 from planning.caches.turns import Turns
-from tests.activities.test_kernel_caches import World
+from tests.activities.cache_world import World
 
 OTHER = "other"
 

@@ -85,7 +85,7 @@ def metrics() -> dict[str, str]:
                 assert isinstance(name, ast.Constant) and isinstance(name.value, str), (
                     f"{file}:{node.lineno}: not a literal"
                 )
-                unit = next((k.value.value for k in node.keywords if k.arg == "unit"), "")  # type: ignore[attr-defined]
+                unit = next((k.value.value for k in node.keywords if k.arg == "unit"), "")  # type: ignore[attr-defined]  # a literal
                 suffix = {"s": "_seconds", "By": "_bytes"}.get(unit, "") + ("_total" if kind == "counter" else "")
                 found[f"{name.value}{suffix}"] = kind
     return found

@@ -94,7 +94,7 @@ def handlers() -> dict[str, set[str]]:
             for decorator in getattr(node, "decorator_list", ()):
                 target = decorator.func if isinstance(decorator, ast.Call) else decorator
                 if isinstance(target, ast.Attribute) and target.attr in found:
-                    found[target.attr].add(node.name)  # type: ignore[attr-defined]
+                    found[target.attr].add(node.name)  # type: ignore[attr-defined]  # who is decorated has a name
     return found
 
 

@@ -12,9 +12,9 @@ import pytest
 from images.descriptor import Manifest
 from images.errors import RegistryError
 from images.reference import Reference
-from nodeworkers.caches.look import REFUSALS
 from nodeworkers.caches.pulling import Incoming
 from nodeworkers.caches.startup import put_in_order
+from planning.caches.trust import REFUSALS
 from tests.images import hostile
 from tests.images.signatures.rig import new_key
 from tests.nodeworkers.caches.rig import MI300X, QUOTA, Rig, node
