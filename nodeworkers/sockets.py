@@ -108,7 +108,10 @@ def _handler(service: ServiceDescriptor, servicer: object) -> grpc.GenericRpcHan
     for method in service.methods:
         served = getattr(servicer, method.name, None)
         if served is not None:
-            methods[method.name] = grpc.unary_unary_rpc_method_handler(
+            kind = (
+                grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
+            )
+            methods[method.name] = kind(
                 served,
                 request_deserializer=GetMessageClass(method.input_type).FromString,
                 response_serializer=GetMessageClass(method.output_type).SerializeToString,
