@@ -101,6 +101,7 @@ TRITONKERNELCACHENODESTATUSES = Resource(
 TRITONKERNELCACHENODESTATUSCLUSTERS = Resource(
     "tkm.io", "v1alpha1", "tritonkernelcachenodestatusclusters", "TritonKernelCacheNodeStatusCluster", False
 )
+NODEDEVICES = Resource("gpu.warp.dev", "v1alpha1", "nodedevices", "NodeDevices", False)
 KERNELCACHEPOLICIES = Resource("tkm.io", "v1alpha1", "kernelcachepolicies", "KernelCachePolicy", False)
 
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace", False)
