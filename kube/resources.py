@@ -104,6 +104,10 @@ TRITONKERNELCACHENODESTATUSCLUSTERS = Resource(
 NODEDEVICES = Resource("gpu.warp.dev", "v1alpha1", "nodedevices", "NodeDevices", False)
 KERNELCACHEPOLICIES = Resource("tkm.io", "v1alpha1", "kernelcachepolicies", "KernelCachePolicy", False)
 
+RESOURCESLICES = Resource("resource.k8s.io", "v1", "resourceslices", "ResourceSlice", False)
+RESOURCECLAIMS = Resource("resource.k8s.io", "v1", "resourceclaims", "ResourceClaim", True)
+DEVICECLASSES = Resource("resource.k8s.io", "v1", "deviceclasses", "DeviceClass", False)
+
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace", False)
 NODES = Resource("", "v1", "nodes", "Node", False)
 PODS = Resource("", "v1", "pods", "Pod", True)
