@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Final
@@ -21,7 +21,8 @@ from kube.errors import Conflict, KubeError, NotFound
 from kube.resources import NODES, Resource
 from nodeworkers.devices.frontend import Devices
 from planning.devices.cards import Card
-from planning.devices.slices import DRIVER, Stored, changes, keeps_taints, probe, slices, stored
+from planning.devices.offers import Device
+from planning.devices.slices import DRIVER, Changes, Stored, changes, keeps_taints, probe, slices, stored
 
 RESOURCESLICES: Final = Resource("resource.k8s.io", "v1", "resourceslices", "ResourceSlice", False)
 
@@ -126,11 +127,9 @@ class Publisher:
         if there is None:
             there = await self._read()
             self._there = there
-        wanted = slices(
-            self._node, self._devices.offered(), self._cards(),
-            taints=self._taints, roots=self._roots(), owner=self._owner,
-        )  # fmt: skip
-        todo = changes(wanted, there.values())
+        offered, cards = self._devices.offered(), self._cards()
+        # Ten thousand devices take it half a second, in which the kubelet's calls are answered.
+        todo = await asyncio.to_thread(self._changes, offered, dict(cards), tuple(there.values()))
         for gone in todo.delete:
             try:
                 await self._kube.delete(RESOURCESLICES, gone.name, resource_version=gone.version)
@@ -144,6 +143,16 @@ class Publisher:
             made = stored(await self._kube.create(RESOURCESLICES, body))
             there[made.name] = made
         self.published = len(there)
+
+    def _changes(
+        self, offered: Mapping[str, Sequence[Device]], cards: Mapping[str, Card], there: Collection[Stored]
+    ) -> Changes:
+        roots: dict[str, str] = {}
+        if self._sysfs is not None:
+            found = {card.id: pcie_root(self._sysfs, card.address) for card in cards.values()}
+            roots = {card: root for card, root in found.items() if root}
+        wanted = slices(self._node, offered, cards, taints=self._taints, roots=roots, owner=self._owner)
+        return changes(wanted, there)
 
     async def _read(self) -> dict[str, Stored]:
         """What there is, and what has to be known to write it."""
@@ -160,12 +169,6 @@ class Publisher:
         async for page, _ in self._kube.list_pages(RESOURCESLICES, field_selector=self._selector):
             there |= {each.name: each for each in map(stored, page)}
         return there
-
-    def _roots(self) -> dict[str, str]:
-        if self._sysfs is None:
-            return {}
-        found = {card.id: pcie_root(self._sysfs, card.address) for card in self._cards().values()}
-        return {card: root for card, root in found.items() if root}
 
     def _say(self, problem: str) -> None:
         if problem and problem != self.problem:
