@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager, suppress
@@ -128,32 +127,23 @@ async def test_the_slices_are_taken_and_come_back_as_they_were_sent(place: Place
         await until(lambda: devices_of(place).keys() == {each["name"] for each in sent}, "what was deleted comes back")
 
 
-async def test_ten_thousand_devices(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_ten_thousand_devices_fill_slices_of_which_one_is_written_for_one_cards_trouble(place: Place) -> None:
     cards = simulated_cards(10_000)
     devices = SimulatedDevices(*whole(cards))
-    began = time.monotonic()
     async with publishing(place, devices, cards) as publisher:
         await until(lambda: publisher.published == 157, f"published: {publisher.problem}", seconds=120)
-        took = time.monotonic() - began
         bodies = there(place)
         assert {body["spec"]["pool"]["generation"] for body in bodies} == {1}
         assert sum(len(body["spec"]["devices"]) for body in bodies) == 10_000
-        sizes = [len(json.dumps(body, separators=(",", ":"))) for body in bodies]
+        assert max(len(json.dumps(body, separators=(",", ":"))) for body in bodies) < 64 * 1024
         before = versions(place)
         async with await KubeClient.connect(place.account) as kube:
             _, version = await kube.list(RESOURCESLICES, metadata_only=True)
-            began = time.monotonic()
             devices.ail(min(cards))
             async with aclosing(kube.watch(RESOURCESLICES, resource_version=version)) as events:
                 await anext(events)
-            seen = time.monotonic() - began
         after = versions(place)
         assert len([name for name in after if after[name] != before[name]]) == 1 and after.keys() == before.keys()
-        with capsys.disabled():
-            print(
-                f"\n10,000 devices: {len(bodies)} slices of at most {max(sizes):,} bytes, {sum(sizes):,} in all, "
-                f"written in {took:.1f} s; a change seen after {seen:.2f} s"
-            )
 
 
 async def test_a_node_publishes_its_own_devices_alone(place: Place) -> None:

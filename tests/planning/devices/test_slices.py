@@ -191,6 +191,14 @@ def test_what_takes_more_than_one_write_is_a_new_generation_of_all() -> None:
     assert server.bodies == {}
 
 
+def test_trouble_in_two_slices_is_never_seen_by_half() -> None:
+    server, cards = Server(), devices(200)
+    server.settle(slices("n", {"r/x": cards}, {}))
+    ill = [replace(each, healthy=each.id not in ("tt-00000", "tt-00199"), reason="Lost") for each in cards]
+    server.settle(slices("n", {"r/x": ill}, {}))
+    assert server.pool()[0] == {2} and server.writes == 4 + 4
+
+
 def test_a_node_that_was_made_anew_owns_its_slices() -> None:
     server = Server()
     for owner in ("uid-1", "uid-2"):
