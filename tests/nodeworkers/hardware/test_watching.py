@@ -203,8 +203,7 @@ async def test_failures_in_a_row_are_further_and_further_apart_and_a_good_time_e
         await heard.until(lambda: len(heard.pids()) >= 4)
         assert time.monotonic() - began >= 0.2 + 0.4 + 0.8
     async with watched("look(); sys.exit(1)", replace(apart, retry_most=600.0, settled=0.0)) as (_, heard):
-        began = time.monotonic()
-        await heard.until(lambda: len(heard.pids()) >= 8)  # 25 s, were they doubled
+        await heard.until(lambda: len(heard.pids()) >= 10)  # 102 s, were they doubled
 
 
 async def test_without_hardware_there_is_no_process_and_it_is_found_when_plugged_in(tmp_path: Path) -> None:
