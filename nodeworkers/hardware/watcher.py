@@ -28,10 +28,10 @@ SOURCES: dict[str, str] = {
     "nvidia": "nodeworkers.hardware.nvidia:Nvidia",
     "tenstorrent": "nodeworkers.hardware.tenstorrent:Tenstorrent",
 }
-# And, where it can be simulated, from the machine's YAML file and a folder for its tree.
+# And, where it can be simulated, one line here: from a machine's YAML file and a folder for its tree.
 SIMULATED: dict[str, str] = {
-    "nvidia": "nodeworkers.hardware.simulating:simulated_nvidia",
-    "tenstorrent": "nodeworkers.hardware.simulating:simulated_tenstorrent",
+    "nvidia": "nodeworkers.hardware.machine_nvidia:simulated",
+    "tenstorrent": "nodeworkers.hardware.machine_tenstorrent:simulated",
 }
 LOOK_SECONDS = 2.0  # from one look to the next where nothing happens: each line is also the sign of life
 SHORTEST_SECONDS = 0.1  # from one look to the next where much happens

@@ -165,6 +165,18 @@ def test_it_does_not_live_where_its_parent_is_gone_already(start: Start) -> None
     assert child.returncode == 1 and not said and b"is gone" in words
 
 
+def test_a_simulated_machine_is_made_of_its_file_in_its_folder(start: Start) -> None:
+    made = """
+def simulated(file, tree):
+    source = Source()
+    source.look = lambda: Sight("nvidia", problem=f"{file} in {tree}", simulated=True)
+    return source
+watcher.SIMULATED["nvidia"] = "made:simulated"
+"""
+    child = start(made, "--simulated", "machine.yaml", "--tree", "/tree")
+    assert _look(child) == Sight("nvidia", problem="machine.yaml in /tree", simulated=True)
+
+
 def test_what_it_is_asked_for_wrongly_it_says(start: Start) -> None:
     child = start("", "--simulated", "machine.yaml")
     _, words = child.communicate(timeout=DEADLINE)
