@@ -31,7 +31,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_an_installed_berth_finds_its_manifests_and_its_trace(installed: Path) -> None:
     found = [manifest["spec"]["names"]["plural"] for manifest in install.manifests("crds")]
     assert found == [
-        "gpumodelprofiles", "gpuquotas", "gpureservations", "gpuworkloads", "kernelcachepolicies",
+        "gpumodelprofiles", "gpuquotas", "gpureservations", "gpuworkloads", "kernelcachepolicies", "nodedevices",
         "tritonkernelcacheclusters", "tritonkernelcachenodestatusclusters", "tritonkernelcachenodestatuses",
         "tritonkernelcaches",
     ]  # fmt: skip
