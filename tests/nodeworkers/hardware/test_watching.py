@@ -20,8 +20,9 @@ from planning.devices.cards import Sight
 
 DEADLINE = 30.0
 QUICK = Patience(
-    first=10.0, silence=0.5, polite=0.5, death=5.0, look_for_hardware=0.05, retry_first=0.05, retry_most=0.2
+    first=10.0, silence=0.5, polite=2.0, death=5.0, look_for_hardware=0.05, retry_first=0.05, retry_most=0.2
 )
+CALM = replace(QUICK, first=60.0, silence=30.0)  # where a busy machine must not look like a hang
 LOOK = r"""
 import os, signal, sys, time
 number = 0
@@ -80,7 +81,7 @@ GOES_ON = "while True: look(); time.sleep(0.1)"
 
 
 async def test_looks_are_passed_on_until_it_is_stopped_and_nothing_is_left() -> None:
-    async with watched(GOES_ON) as (watching, heard):
+    async with watched(GOES_ON, CALM) as (watching, heard):
         await heard.until(lambda: len(heard.sights) >= 3)
         (pid,) = heard.pids()
         assert watching.pid == pid and not watching.problem and watching.sight == heard.sights[-1]
@@ -100,7 +101,7 @@ async def test_one_that_hangs_is_ended_and_started_anew() -> None:
 
 
 async def test_a_new_one_may_take_longer_for_its_first_look() -> None:
-    async with watched("time.sleep(1.5)\n" + GOES_ON) as (_, heard):
+    async with watched("time.sleep(1.5)\n" + GOES_ON, replace(CALM, silence=1.0)) as (_, heard):
         await heard.until(lambda: len(heard.sights) >= 2)
         assert not heard.silences
     async with watched("time.sleep(600)", replace(QUICK, first=0.3)) as (_, heard):
@@ -139,7 +140,7 @@ async def test_one_that_fails_is_told_ended_and_started_anew(code: str, why: str
 
 async def test_one_that_will_not_end_politely_is_killed_with_what_it_started() -> None:
     stubborn = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nif os.fork() == 0: time.sleep(600)\n"
-    async with watched(stubborn + GOES_ON) as (_, heard):
+    async with watched(stubborn + GOES_ON, CALM) as (_, heard):
         await heard.until(lambda: bool(heard.sights))
         (pid,) = heard.pids()
         began = time.monotonic()
@@ -208,7 +209,10 @@ async def test_failures_in_a_row_are_further_and_further_apart_and_a_good_time_e
 
 async def test_without_hardware_there_is_no_process_and_it_is_found_when_plugged_in(tmp_path: Path) -> None:
     there = tmp_path / "card"
-    async with watched(GOES_ON.replace("look()", "look(problem=' ')"), there=there.exists) as (watching, heard):
+    async with watched(GOES_ON.replace("look()", "look(problem=' ')"), patience=CALM, there=there.exists) as (
+        watching,
+        heard,
+    ):
         await heard.until(lambda: heard.sights == [Sight("nvidia")])
         assert watching.pid is None and watching.sight == Sight("nvidia")
         there.touch()
