@@ -23,7 +23,6 @@ from crds.gpuworkload import (
     LabelKey,
     LabelValue,
     Name,
-    Time,
     serialised_size,
 )
 
@@ -245,7 +244,6 @@ class GPUSeatProfileStatus(CRDModel):
         description=f"At most {MOST_SHOWN} of them, those with something to tell first.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
-    updated: Time | None = None
     conditions: Annotated[list[Condition], Field(max_length=8)] | None = Field(
         default=None,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},

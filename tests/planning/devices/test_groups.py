@@ -77,11 +77,18 @@ def test_without_links_numa_nodes_decide() -> None:
     assert indices(partitioned(cards, [], [2, 2])) == [[0, 2], [1, 3]]
 
 
-def test_sixteen_gpus_by_nvlink_quads_that_a_greedy_choice_alone_would_break() -> None:
+def test_sixteen_gpus_by_nvlink_quads() -> None:
     quads = [tuple(range(n, 16, 4)) for n in range(4)]
     near = {frozenset(pair) for quad in quads for pair in combinations(quad, 2)}
     links = [link(a, b, lanes=2 if frozenset((a, b)) in near else 1) for a, b in combinations(range(16), 2)]
     assert indices(partitioned(gpus(16), links, [4] * 4)) == [list(quad) for quad in quads]
+
+
+def test_a_greedy_choice_that_spoils_the_rest_is_taken_back() -> None:
+    chain = [link(1, 2, lanes=5), link(0, 1, lanes=4), link(2, 3, lanes=4)]
+    links = [*chain, *(link(a, a + 1, lanes=9) for a in (4, 6, 8))]
+    assert indices(partitioned(gpus(10), links, [2] * 5)) == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+    assert indices(partitioned(gpus(9), chain, [4])) == [[0, 1, 2, 3]]
 
 
 connections = st.sampled_from(sorted(WORTH))
