@@ -101,7 +101,7 @@ class GPUGroup(CRDModel):
 
     name: GroupName = Field(description="Such as G01. Its seats are kyb-<name>-s1 and so on.")
     gpus: Annotated[list[GPURef], Field(min_length=1, max_length=MOST_GPUS)] = Field(
-        description="The node's GPUs by index, as nvidia-smi counts them, or by UUID."
+        description="The node's GPUs by index (0 is /dev/nvidia0) or by UUID (nvidia-smi -L)."
     )
 
     @field_validator("gpus")

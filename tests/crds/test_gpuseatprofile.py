@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crds.gpuseatprofile import MOST_GROUPS, MOST_NAME, MOST_SEATS, GPUSeatProfileSpec, seat_resource
+from crds.gpuseatprofile import MOST_GROUPS, MOST_NAME, MOST_SEATS, GPUSeatProfileSpec
 
 PAIR: dict[str, Any] = {"name": "pair", "resource": "kyb.ai/gpu-2x-seat", "groupSize": 2, "seatsPerGroup": 4}
 QUAD: dict[str, Any] = {"name": "quad", "resource": "kyb.ai/gpu-4x-seat", "groupSize": 4, "seatsPerGroup": 2}
@@ -96,16 +94,3 @@ def test_garbage_is_refused_with_a_sentence(profiles: Any, groups: Any, gpus: An
 
 def test_a_seats_id_always_fits_into_a_devices() -> None:
     assert len(f"kyb-{'G' * MOST_NAME}-s{MOST_SEATS}") <= 63
-
-
-def test_the_examples_of_a_file_are_documents_of_the_kind() -> None:
-    import yaml
-
-    files = sorted((Path(__file__).resolve().parents[2] / "examples" / "seats").glob("*.yaml"))
-    assert files
-    for file in files:
-        for document in yaml.safe_load_all(file.read_text()):
-            found, refused = GPUSeatProfileSpec.parse(document["spec"])
-            assert found is not None, refused
-            assert all(each.resource == seat_resource(each.group_size) for each in found.profiles)
-            json.dumps(document)
