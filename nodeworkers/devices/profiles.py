@@ -157,10 +157,9 @@ class Profiles:
             tasks.create_task(profiles.run())
             tasks.create_task(nodes.run())
             await profiles.synced.wait()
-            await nodes.synced.wait()
             while True:
                 wake.clear()
-                # A node without an object, just now or for ever, keeps what it has: its labels are not known.
+                # A node whose object is not there, or not known yet, keeps what it has.
                 for labels in list(nodes.items.values()):
                     await self._set(chosen(profiles.items.values(), labels))
                 await wake.wait()

@@ -133,6 +133,20 @@ async def test_a_kind_that_is_not_served_yet_is_waited_for(tmp_path: Path) -> No
             await until(profiles, lambda it: it.now.source == "GPUSeatProfile pairs")
 
 
+async def test_profiles_that_cannot_be_listed_are_not_none(tmp_path: Path) -> None:
+    async with FakeApi() as api, await api.client() as client:
+        node(api)
+        put(api, "pairs", spec())
+        async with following(from_api(client, tmp_path)) as profiles:
+            await until(profiles, lambda it: it.now.source != "")
+        fault = api.fail(status=503, contains="gpuseatprofiles", count=1000)
+        async with following(from_api(client, tmp_path)) as again:
+            async with asyncio.timeout(20):
+                while fault.count > 990 or not api.watching:  # the node itself is known by now
+                    await asyncio.sleep(0.005)
+            assert again.now == profiles.now
+
+
 async def test_a_node_that_is_gone_from_the_api_server_keeps_its_seats(tmp_path: Path) -> None:
     async with FakeApi() as api, await api.client() as client:
         node(api)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ REFUSED = "Group G29 (GPUs 2 and 9) of profile pair is refused: there is no GPU 
 
 
 def well(node: str = "node-1", **more: Any) -> Verdict:
-    return Verdict(**({"node": node, "uid": "uid-pairs", "generation": 3, "groups": 2, "seats": 8} | more))
+    return replace(Verdict(node, "uid-pairs", 3, groups=2, seats=8), **more)
 
 
 def told(*verdicts: Verdict, wanted: Any = None, before: dict[str, Any] | None = None) -> dict[str, Any]:
