@@ -47,6 +47,23 @@ def verdicts(node: str, configuration: Configuration, plan: SeatPlan) -> list[Ve
     return [mine, *others]
 
 
+def reported(node: str, configuration: Configuration, seats: Mapping[str, Any] | None) -> list[Verdict]:
+    """The same, from what the node's NodeDevices says (`status.seats`), for whoever is not that node. `configuration`:
+    what `seat_profiles.chosen` makes of its labels. A node that names another source has not looked at this one yet.
+    """
+    first, said = configuration.profile, seats if isinstance(seats, Mapping) else {}
+    if first is None:
+        return []
+    source = str(said.get("source") or "")
+    cut = source.endswith("…") and configuration.source.startswith(source[:-1])
+    others = [Verdict(node, each.uid, each.generation, instead=first.name) for each in configuration.overruled]
+    if not cut and source != configuration.source:
+        return [Verdict(node, first.uid, 0), *others]
+    generation, groups, count = (_count(said.get(key)) for key in ("generation", "groups", "seats"))
+    problems, waiting = (_sentences(said.get(key)) for key in ("problems", "waiting"))
+    return [Verdict(node, first.uid, generation, groups, count, problems, waiting), *others]
+
+
 def seat_status(
     view: SeatProfileView, before: Mapping[str, Any], verdicts: Iterable[Verdict], now: float
 ) -> dict[str, Any]:
@@ -126,6 +143,14 @@ def _node(verdict: Verdict) -> dict[str, Any]:
     told = _short(_news(verdict), _MESSAGE)
     counts = {"name": verdict.node, "groups": verdict.groups, "seats": verdict.seats}
     return {**counts, "message": told} if told else counts
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and value > 0 else 0
+
+
+def _sentences(value: object) -> tuple[str, ...]:
+    return tuple(each for each in value if isinstance(each, str)) if isinstance(value, list) else ()
 
 
 def _short(text: str, limit: int) -> str:

@@ -199,7 +199,7 @@ class _Node:
         """
         profiles = {profile.group_size: profile for profile in spec.profiles}
         best = self._divided_into(profiles, (), ())
-        if not best:
+        if not best and self._all:  # a node without GPUs has nothing to refuse: few selectors leave such nodes out
             names = ", ".join(f"{each.name} takes groups of {size}" for size, each in sorted(profiles.items()))
             return _Layout([], [f"No group can be made for its profiles ({names}): {self._there()}."])
         made = {(group.name, frozenset(group.cards)) for group in best}

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from crds.gpuseatprofile import MOST_SHOWN, GPUSeatProfileStatus
 from planning.devices.seat_profiles import chosen
-from planning.devices.seat_status import Verdict, seat_status, verdicts
+from planning.devices.seat_status import Verdict, reported, seat_status, verdicts
 from planning.devices.seats import configured
-from tests.crds.test_gpuseatprofile import spec
+from tests.crds.test_gpuseatprofile import anything, spec
 from tests.planning.devices.test_seat_profiles import view
 from tests.planning.devices.test_seats import gpus
 
@@ -119,3 +119,29 @@ def test_a_nodes_verdicts_are_on_all_that_select_it() -> None:
     assert "there is no GPU 8" in mine.problems[0]
     assert (second.uid, second.instead, second.seats) == ("uid-second", "pairs", 0)
     assert verdicts("node-1", chosen([], {}), configured(None, [])) == []
+
+
+def test_what_a_node_reports_of_its_seats_is_its_verdict() -> None:
+    configuration = chosen([view("pairs", wanted=spec(("G01", [0, 1]), ("G89", [8, 9]))), view("second")], {})
+    own = verdicts("node-1", configuration, configured(configuration.spec, gpus(4)))
+    seats = {
+        "source": configuration.source,
+        "generation": 3,
+        "groups": own[0].groups,
+        "seats": own[0].seats,
+        "problems": list(own[0].problems),
+    }
+    assert reported("node-1", configuration, seats) == own
+    assert reported("node-1", configuration, seats | {"source": "GPUSeatProf…"}) == own
+    for behind in (None, {}, seats | {"source": "GPUSeatProfile other"}, seats | {"source": 3}):
+        mine, second = reported("node-1", configuration, behind)
+        assert (mine.generation, mine.seats, mine.problems) == (0, 0, ()) and second == own[1]
+    assert reported("node-1", chosen([], {}), seats) == []
+
+
+@given(anything, anything)
+def test_whatever_a_node_reports_does_no_harm(seats: Any, value: Any) -> None:
+    configuration = chosen([view("pairs")], {})
+    whole = {"source": configuration.source, **dict.fromkeys(("generation", "groups", "seats", "problems"), value)}
+    for said in (seats, whole):
+        told(*reported("node-1", configuration, said))

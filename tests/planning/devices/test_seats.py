@@ -207,6 +207,13 @@ def test_groups_are_found_and_named_after_their_gpus() -> None:
     assert layout(plan) == {"G0123": [0, 1, 2, 3], "G45": [4, 5], "G6": [6], "G7": [7]}
 
 
+def test_a_node_without_gpus_refuses_nothing_where_groups_are_found() -> None:
+    for cards in ([], [gpu(0, vendor="amd")]):
+        plan = configured(spec(), cards)
+        assert (plan.seats, plan.problems) == ((), ())
+    assert configured(spec(), [gpu(0, resource=""), gpu(1)]).problems, "one that is divided is one"
+
+
 def test_names_of_found_groups_are_never_the_same() -> None:
     plan = configured(spec(profiles=(ONE, PAIR)), gpus(16), nvlink((1, 2)))
     assert {"G01-02", "G12"} <= {*layout(plan)}
