@@ -14,6 +14,7 @@ from crds import (
     gpumodelprofile,
     gpuquota,
     gpureservation,
+    gpuseatprofile,
     gpuworkload,
     kernelcache,
     kernelcache_node,
@@ -23,6 +24,7 @@ from crds import (
 from crds.gpumodelprofile import GPUModelProfileSpec, GPUModelProfileStatus
 from crds.gpuquota import GPUQuotaSpec, GPUQuotaStatus
 from crds.gpureservation import GPUReservationSpec, GPUReservationStatus
+from crds.gpuseatprofile import GPUSeatProfileSpec, GPUSeatProfileStatus
 from crds.gpuworkload import MUTABLE, GPUWorkloadSpec
 from crds.gpuworkload_status import GPUWorkloadStatus
 from crds.kernelcache import TritonKernelCacheClusterSpec, TritonKernelCacheSpec, TritonKernelCacheStatus
@@ -305,6 +307,27 @@ DEFINITIONS = (
                 "fieldPath": ".spec.nodeName",
                 "message": "must be the object's name",
             }
+        ],
+    ),
+    Definition(
+        kind=gpuseatprofile.KIND,
+        plural=gpuseatprofile.PLURAL,
+        short_name="gpusp",
+        scope="Cluster",
+        group=gpuseatprofile.GROUP,
+        module="crds/gpuseatprofile.py",
+        description="How many seats which groups of GPUs of which nodes have.",
+        spec=GPUSeatProfileSpec,
+        status=GPUSeatProfileStatus,
+        columns=[
+            column("Groups", ".status.groups", "integer"),
+            column("Seats", ".status.seats", "integer"),
+            column("Serving", ".status.nodesServing", "integer", description="Nodes with at least one of its seats."),
+            column("Refused", ".status.nodesRefused", "integer", description="Nodes that refuse it or a part of it."),
+            column("Ready", said("Ready")),
+            column("Reason", said("Ready", "reason"), description="Why it is ready, or is not."),
+            column("Age", ".metadata.creationTimestamp", "date"),
+            column("Error", said("Error", "message"), priority=1),
         ],
     ),
 )

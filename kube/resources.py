@@ -103,6 +103,7 @@ TRITONKERNELCACHENODESTATUSCLUSTERS = Resource(
 )
 NODEDEVICES = Resource("gpu.warp.dev", "v1alpha1", "nodedevices", "NodeDevices", False)
 KERNELCACHEPOLICIES = Resource("tkm.io", "v1alpha1", "kernelcachepolicies", "KernelCachePolicy", False)
+GPUSEATPROFILES = Resource("kyb.ai", "v1alpha1", "gpuseatprofiles", "GPUSeatProfile", False)
 
 RESOURCESLICES = Resource("resource.k8s.io", "v1", "resourceslices", "ResourceSlice", False)
 RESOURCECLAIMS = Resource("resource.k8s.io", "v1", "resourceclaims", "ResourceClaim", True)
