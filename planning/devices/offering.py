@@ -8,7 +8,7 @@ for as long, whatever became of its card: the kubelet says of a device that left
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from planning.devices.cards import Card
@@ -60,12 +60,13 @@ def offered(
     terms: Terms,
     held: Mapping[str, Device],
     known: Iterable[str] = (),
+    withheld: Collection[str] = (),
 ) -> Offering:
     """`held`: devices by id that a container has, as they were offered then. `known`: resources that are to stay, with
-    no devices if there are none.
+    no devices if there are none. `withheld`: cards that are not offered whole, for groups wait for them.
     """
     by_id = {card.id: card for card in cards}
-    made, problems = _made(by_id, list(seats), terms)
+    made, problems = _made(by_id, list(seats), terms, withheld)
     for device in held.values():
         made.setdefault(device.id, device)
     found: dict[str, list[Device]] = {resource: [] for resource in known}
@@ -75,11 +76,13 @@ def offered(
     return Offering(listed, tuple(problems))
 
 
-def _made(cards: Mapping[str, Card], seats: list[Seat], terms: Terms) -> tuple[dict[str, Device], list[str]]:
+def _made(
+    cards: Mapping[str, Card], seats: list[Seat], terms: Terms, withheld: Collection[str]
+) -> tuple[dict[str, Device], list[str]]:
     """Devices by id, each as if it were well. What bears a name that cannot be one, or another's, is told instead."""
     problems: list[str] = []
     made: dict[str, Device] = {}
-    grouped = {card for seat in seats for card in seat.cards}
+    grouped = {card for seat in seats for card in seat.cards} | set(withheld)
     devices = [Device(seat.id, seat.resource, seat.cards, group=seat.group) for seat in seats]
     for card in cards.values():
         # Its instances are offered, or the seats on it, and not the whole.

@@ -44,6 +44,11 @@ def test_a_gpu_is_in_a_group_or_offered_whole_and_never_both() -> None:
     assert found.devices[SEAT][0].group == "G01" and found.devices[GPU][0].numa == (1,)
 
 
+def test_a_gpu_that_a_group_waits_for_is_not_offered_meanwhile() -> None:
+    found = offered(GPUS, {card.id: WELL for card in GPUS}, [], Terms(), {}, (), ["GPU-0"])
+    assert ids(found, GPU) == ["GPU-1", "GPU-2", "GPU-3"]
+
+
 def test_a_cards_trouble_is_that_of_all_that_stands_on_it() -> None:
     found = offer(GPUS, {"GPU-1": ILL, "GPU-2": ILL}, SEATS, shares=3)
     assert [device.healthy for device in found.devices[SEAT]] == [False] * 3
