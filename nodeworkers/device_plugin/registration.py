@@ -38,7 +38,7 @@ _STREAM_SECONDS = 3.0  # the kubelet opens its stream right after it registered
 _SETTLE_SECONDS = 0.25
 _WATCHED_SETTLE_SECONDS = 1.5  # a kubelet that watches compares once a second what there is with what it has
 _STEADY_SECONDS = 10.0  # a generation that lived so long was well: the pauses begin anew
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 3.0  # with what else it takes, capacity is back 5 s after the kubelet can answer
 _GRACE_SECONDS = 5.0  # for calls that are being answered when a server ends
 _WATCHED = pluginregistration_pb2.DESCRIPTOR.services_by_name["Registration"]
 _log = logging.getLogger(__name__)
@@ -278,7 +278,8 @@ class Registration:
         )
         # A channel for each attempt: one that is kept has pauses of its own, of up to two minutes.
         options = [("grpc.use_local_subchannel_pool", 1)]
-        async with grpc.aio.insecure_channel(f"unix:{self._folders.plugins / KUBELET}", options=options) as channel:
+        socket = self._folders.plugins / KUBELET
+        async with grpc.aio.insecure_channel(f"unix:{socket}", options=options) as channel:
             call = channel.unary_unary(
                 f"/{VERSION}.Registration/Register",
                 request_serializer=deviceplugin_pb2.RegisterRequest.SerializeToString,
@@ -287,6 +288,8 @@ class Registration:
             try:
                 await call(request, timeout=_REGISTER_SECONDS)
             except grpc.aio.AioRpcError as error:
+                if error.code() == grpc.StatusCode.UNAVAILABLE:
+                    return f"nobody answers on {socket}"
                 return f"{(error.details() or 'no reason given').rstrip('.')[:500]} ({error.code().name})"
         return ""
 

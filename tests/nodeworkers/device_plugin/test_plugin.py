@@ -38,7 +38,9 @@ class Kubelet:
         )
 
     async def options(self) -> messages.DevicePluginOptions:
-        return await self._call("GetDevicePluginOptions", messages.DevicePluginOptions)(messages.Empty(), timeout=10)
+        call = self._call("GetDevicePluginOptions", messages.DevicePluginOptions)
+        answer: messages.DevicePluginOptions = await call(messages.Empty(), timeout=10)
+        return answer
 
     def watch(self) -> Any:
         return self._call("ListAndWatch", messages.ListAndWatchResponse)(messages.Empty())
@@ -47,7 +49,8 @@ class Kubelet:
         request = messages.AllocateRequest(
             container_requests=[messages.ContainerAllocateRequest(devices_ids=each) for each in containers]
         )
-        return await self._call("Allocate", messages.AllocateResponse)(request, timeout=10)
+        answer: messages.AllocateResponse = await self._call("Allocate", messages.AllocateResponse)(request, timeout=10)
+        return answer
 
     async def prefer(self, available: list[str], must: list[str], size: int) -> list[str]:
         each = messages.ContainerPreferredAllocationRequest(
