@@ -46,7 +46,8 @@ class Client:
 
 class SmallKubelet:
     """`healthy` are the allocatable devices by resource. What a test sets: `refuse` is what it says to Register, `deaf`
-    lets it register and not listen, `stuck` lets Register hang, `watched` is the folder where it looks for sockets.
+    lets it register and not listen, `stuck` lets Register hang, `slow` are the seconds after which it sees that a
+    stream ended; `ended` counts these. `watched` is the folder where it looks for sockets.
     """
 
     def __init__(self, folder: Path, watched: Path | None = None) -> None:
@@ -61,15 +62,17 @@ class SmallKubelet:
         self.refuse = ""
         self.deaf = False
         self.stuck = False
+        self.slow = 0.0
+        self.ended = 0
         self._clients: dict[str, Client] = {}
         self._servers: list[grpc.aio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def start(self) -> None:
-        """Removes every socket of its folder, as a kubelet does, and serves."""
+    async def start(self, wipe: bool = True) -> None:
+        """Removes every socket of its folder, as a kubelet does, and serves; without `wipe` only its own."""
         self.pod_resources.parent.mkdir(parents=True, exist_ok=True)
         for path in self.folder.iterdir():
-            if path.is_socket():
+            if path.is_socket() and (wipe or path.name == "kubelet.sock"):
                 path.unlink()
         await self._serve(self.folder / "kubelet.sock", plugins.DESCRIPTOR.services_by_name["Registration"], self)
         self.pod_resources.unlink(missing_ok=True)
@@ -143,7 +146,9 @@ class SmallKubelet:
                 self.snapshots[client.resource] = self.snapshots.get(client.resource, 0) + 1
                 healthy = frozenset(each.ID for each in snapshot.devices if each.health == "Healthy")
                 self.healthy[client.resource] = healthy
+        await asyncio.sleep(self.slow)
         # Whoever is registered by now is taken for the one that ended, as up to 1.36.3.
+        self.ended += 1
         present = self._clients.pop(client.resource, None)
         if present is not None:
             await present.channel.close()

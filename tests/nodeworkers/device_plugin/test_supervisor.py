@@ -135,6 +135,32 @@ async def test_one_that_is_away_and_left_its_socket_is_tried_now_and_then(
         await until(lambda: of(supervisor).error == "")
 
 
+async def test_no_pause_is_too_long_for_a_kubelet_that_is_new(
+    kubelet: SmallKubelet, devices: SimulatedDevices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_FIRST_PAUSE", 300.0)
+    monkeypatch.setattr(module, "_LONGEST_PAUSE", 300.0)
+    kubelet.refuse = "not now"
+    async with supervised(kubelet, devices) as supervisor:
+        await until(lambda: bool(supervisor.statuses()) and "not now" in of(supervisor).error)
+        kubelet.refuse = ""
+        await kubelet.restart()
+        await kubelet.until({N150: 4}, seconds=5)
+
+
+async def test_another_kubelet_is_told_although_the_old_one_still_listens(
+    kubelet: SmallKubelet, devices: SimulatedDevices
+) -> None:
+    other = SmallKubelet(kubelet.folder)
+    async with supervised(kubelet, devices) as supervisor:
+        await kubelet.until({N150: 4})
+        await until(lambda: of(supervisor).serving)
+        await other.start(wipe=False)
+        await other.until({N150: 4}, seconds=5)
+        await until(lambda: of(supervisor).serving and of(supervisor).registrations == 2)
+        await other.stop()
+
+
 async def test_a_socket_that_somebody_removes_is_missed(kubelet: SmallKubelet, devices: SimulatedDevices) -> None:
     async with supervised(kubelet, devices) as supervisor:
         await kubelet.until({N150: 4})
@@ -146,13 +172,16 @@ async def test_a_socket_that_somebody_removes_is_missed(kubelet: SmallKubelet, d
         assert name not in sockets(kubelet.folder)
 
 
-async def test_a_kubelet_that_drops_the_stream_gets_another(kubelet: SmallKubelet, devices: SimulatedDevices) -> None:
+async def test_a_kubelet_that_drops_the_stream_gets_another(
+    kubelet: SmallKubelet, devices: SimulatedDevices, caplog: pytest.LogCaptureFixture
+) -> None:
     async with supervised(kubelet, devices) as supervisor:
         await kubelet.until({N150: 4})
         await until(lambda: of(supervisor).serving)
         await kubelet._clients[N150].channel.close()
         await until(lambda: of(supervisor).registrations == 2 and of(supervisor).serving)
         await kubelet.until({N150: 4})
+        assert f"The kubelet stopped listening to {N150}" in caplog.text
 
 
 async def test_a_kubelet_that_never_listens_is_told_again(
@@ -173,6 +202,7 @@ async def test_what_ends_late_takes_the_new_one_with_it_and_that_is_mended(
 ) -> None:
     """The race of kubernetes#121994: with no time between them the kubelet ends the new stream for the old one."""
     monkeypatch.setattr(module, "_SETTLE_SECONDS", 0.0)
+    kubelet.slow = 0.1
     async with supervised(kubelet, devices) as supervisor:
         await kubelet.until({N150: 4})
         for round in range(4):
@@ -186,13 +216,14 @@ async def test_what_ends_late_takes_the_new_one_with_it_and_that_is_mended(
 async def test_the_old_stream_ends_before_the_new_one_is_registered(
     kubelet: SmallKubelet, devices: SimulatedDevices
 ) -> None:
+    kubelet.slow = 0.1  # of what is waited for
     async with supervised(kubelet, devices) as supervisor:
         await kubelet.until({N150: 4})
         for round in range(5):
             await until(lambda: of(supervisor).serving)
             supervisor._registrations[N150].renew(f"Round {round}.")
-            await until(lambda: of(supervisor).registrations == round + 2)  # noqa: B023
-        await kubelet.until({N150: 4})
+            await until(lambda: of(supervisor).registrations == round + 2 and kubelet.ended == round + 1)  # noqa: B023
+            await kubelet.until({N150: 4})
         assert of(supervisor).registrations == 6, "the kubelet took an old stream's end for the new one's"
 
 
