@@ -36,7 +36,7 @@ class Sockets:
     def __init__(self, served: Sequence[tuple[Path, Sequence[Service]]]) -> None:
         """`served` in the order of starting: what others announce comes before what announces it."""
         self._served = served
-        self._servers: dict[Path, tuple[grpc.aio.Server, tuple[int, int]]] = {}
+        self._servers: dict[Path, tuple[grpc.aio.Server, tuple[int, int, int]]] = {}
 
     async def start(self) -> None:
         """Serves all of them. Raises SocketError."""
@@ -53,7 +53,7 @@ class Sockets:
         """Serves anew where the socket is not ours any more."""
         for path, services in self._served:
             server, ours = self._servers[path]
-            if _identity(path) == ours:
+            if identity(path) == ours:
                 continue
             _log.warning("The socket %s was taken away: it is served anew.", path)
             try:
@@ -70,17 +70,23 @@ class Sockets:
                 await server.stop(grace=10)
 
     async def _serve(self, path: Path, services: Sequence[Service]) -> None:
-        _make_room(path)
-        server = grpc.aio.server(options=[("grpc.max_receive_message_length", _MESSAGE_LIMIT)])
-        server.add_generic_rpc_handlers([_handler(descriptor, servicer) for descriptor, servicer in services])
-        try:
-            server.add_insecure_port(f"unix:{path}")
-            await server.start()
-            os.chmod(path, 0o600)
-        except (RuntimeError, OSError) as error:
-            await server.stop(grace=0)
-            raise SocketError(f"{path} cannot be served: {error}.") from error
-        self._servers[path] = server, _identity(path)
+        handlers = [handler(descriptor, servicer) for descriptor, servicer in services]
+        self._servers[path] = await serve(path, handlers), identity(path)
+
+
+async def serve(path: Path, handlers: Sequence[grpc.GenericRpcHandler], limit: int = _MESSAGE_LIMIT) -> grpc.aio.Server:
+    """A server on a socket that only root reaches, with requests of at most `limit` bytes. Raises SocketError."""
+    _make_room(path)
+    server = grpc.aio.server(options=[("grpc.max_receive_message_length", limit)])
+    server.add_generic_rpc_handlers(handlers)
+    try:
+        server.add_insecure_port(f"unix:{path}")
+        await server.start()
+        os.chmod(path, 0o600)
+    except (RuntimeError, OSError) as error:
+        await server.stop(grace=0)
+        raise SocketError(f"{path} cannot be served: {error}.") from error
+    return server
 
 
 def _make_room(path: Path) -> None:
@@ -94,16 +100,17 @@ def _make_room(path: Path) -> None:
         raise SocketError(f"{path} cannot be served: {error.strerror}.") from error
 
 
-def _identity(path: Path) -> tuple[int, int]:
-    """What tells a socket from another of its name; zeros where there is none."""
+def identity(path: Path) -> tuple[int, int, int]:
+    """What tells a socket from another of its name: device, inode, ctime in ns; zeros where there is none."""
     try:
         found = os.lstat(path)
     except OSError:
-        return (0, 0)
-    return (found.st_ino, found.st_ctime_ns) if stat.S_ISSOCK(found.st_mode) else (0, 0)
+        return (0, 0, 0)
+    return (found.st_dev, found.st_ino, found.st_ctime_ns) if stat.S_ISSOCK(found.st_mode) else (0, 0, 0)
 
 
-def _handler(service: ServiceDescriptor, servicer: object) -> grpc.GenericRpcHandler:
+def handler(service: ServiceDescriptor, servicer: object) -> grpc.GenericRpcHandler:
+    """Serves those methods of a service that the object has."""
     methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
     for method in service.methods:
         served = getattr(servicer, method.name, None)
