@@ -1,0 +1,343 @@
+"""The allocation core: turns what providers see, what is configured and who holds what into the devices of this node,
+and hands them out. Both front ends answer the kubelet from it.
+
+One loop brings it up to date (`run`): whoever has news says so, and some of them are taken together. Nothing is offered
+before the container runtime can find it: CDI documents are written first. Calls of the kubelet wait for none of that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from nodeworkers.devices.cdi_files import CdiError, CdiFiles
+from nodeworkers.devices.holdings import Holdings
+from nodeworkers.devices.profiles import Profiles
+from nodeworkers.devices.records import Records
+from nodeworkers.ledger import LedgerError
+from planning.devices import cdi
+from planning.devices.cards import Card, Link, Sight, Vendor
+from planning.devices.cdi import DriverFiles
+from planning.devices.health import SILENT, Health, changes, judged, unanswered
+from planning.devices.held import device_of, seat_of
+from planning.devices.injection import allocated, pages_lacking
+from planning.devices.offering import Offering, Terms, offered
+from planning.devices.offers import Device, Injection, Refused
+from planning.devices.preference import Affinity, preferred
+from planning.devices.report import FrontEnd
+from planning.devices.seats import SeatPlan, configured
+
+TOGETHER = 0.1  # seconds in which news are taken together
+SILENCE = 5.0  # seconds between two looks at who is silent
+_log = logging.getLogger(__name__)
+
+Told = Callable[[str, Health, str], None]
+"""Called with a card's id, its health and a sentence whenever the health became another."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrontEnds:
+    """Which resources are offered by what: patterns as a shell has them. One that fits neither is not offered."""
+
+    device_plugin: tuple[str, ...] = ()
+    dra: tuple[str, ...] = ()
+
+    def of(self, resource: str) -> FrontEnd | None:
+        """By what a resource is offered. Where both fit it is the device plugin's: never both."""
+        if any(fnmatchcase(resource, each) for each in self.device_plugin):
+            return "device-plugin"
+        return "dra" if any(fnmatchcase(resource, each) for each in self.dra) else None
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What the core knows at one moment; another object whenever that is something else."""
+
+    cards: Mapping[str, Card] = field(default_factory=dict)
+    health: Mapping[str, Health] = field(default_factory=dict)
+    links: tuple[Link, ...] = ()
+    host: Mapping[str, str] = field(default_factory=dict)
+    plan: SeatPlan = field(default_factory=SeatPlan)
+    offering: Offering = field(default_factory=lambda: Offering({}))
+    devices: Mapping[str, Device] = field(default_factory=dict)
+    affinity: Affinity = field(default_factory=lambda: Affinity((), ()))
+    problems: tuple[str, ...] = ()
+
+
+class Core:
+    """One node's devices. `view` gives each front end what is its own."""
+
+    def __init__(
+        self,
+        records: Records,
+        holdings: Holdings,
+        profiles: Profiles,
+        cdi_files: CdiFiles,
+        fronts: FrontEnds,
+        terms: Terms,
+        files: Callable[[], DriverFiles],
+        told: Told,
+    ) -> None:
+        """`files`: the driver's files as they are now; called in a thread."""
+        self.state = State()
+        self.version = 1
+        self._records, self._holdings, self._profiles, self._cdi_files = records, holdings, profiles, cdi_files
+        self._fronts, self._terms, self._find_files, self._told = fronts, terms, files, told
+        self._sights: dict[Vendor, Sight] = {}
+        self._silent: dict[Vendor, str] = {}
+        self._files = DriverFiles()
+        self._with_cdi = True
+        self._written: dict[str, dict[str, Any]] | None = None
+        self._due = asyncio.Event()
+        self._news = asyncio.Event()
+        # Until providers have looked, the cards of the last run are offered: they are there, as a rule.
+        self._cards = {id: known.card for id, known in records.cards().items()}
+        self._health = {id: _remembered(known.health) for id, known in records.cards().items()}
+
+    # ---- news
+
+    def seen(self, sight: Sight) -> None:
+        """A provider has looked."""
+        self._silent.pop(sight.vendor, None)
+        self._sights[sight.vendor] = sight
+        self._judge(sight.vendor, lambda before, now: judged(before, sight, now))
+        self._cards.update({card.id: card for card in sight.cards})
+        self.poke()
+
+    def silent(self, vendor: Vendor, why: str) -> None:
+        """A provider hangs, or is gone; `why` is a sentence."""
+        self._silent[vendor] = why
+        self._judge(vendor, lambda before, now: unanswered(before, why, now))
+        self.poke()
+
+    def poke(self) -> None:
+        """Something else is news: who holds what, or the configuration."""
+        self._due.set()
+
+    def _judge(self, vendor: Vendor, judge: Callable[[Mapping[str, Health], float], dict[str, Health]]) -> None:
+        before = {id: self._health[id] for id, card in self._cards.items() if card.vendor == vendor}
+        after = judge(before, time.time())
+        sight = self._sights.get(vendor)
+        cards = self._cards | ({card.id: card for card in sight.cards} if sight is not None else {})
+        for card, sentence in changes(before, after, cards):
+            self._told(card, after[card], sentence)
+        self._health.update(after)
+
+    # ---- the loop
+
+    async def run(self) -> None:
+        """Brings the state up to date until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._mind_silence())
+            group.create_task(self._follow_configuration())
+            while True:
+                await self._due.wait()
+                await asyncio.sleep(TOGETHER)
+                self._due.clear()
+                try:
+                    await self.settle()
+                except Exception:  # a mistake of ours: what was offered stays, and the kubelet is answered
+                    _log.exception("the devices of this node could not be brought up to date")
+
+    async def _mind_silence(self) -> None:
+        while True:
+            await asyncio.sleep(SILENCE)
+            for vendor, why in list(self._silent.items()):
+                self.silent(vendor, why)
+
+    async def _follow_configuration(self) -> None:
+        version = self._profiles.version
+        while True:
+            version = await self._profiles.changed(version)
+            self.poke()
+
+    async def settle(self) -> None:
+        """Takes in all that is news. What somebody has seen before is offered for as long as somebody holds it."""
+        cards, health = dict(self._cards), dict(self._health)
+        links = tuple(link for sight in self._sights.values() for link in sight.links)
+        host = {key: value for sight in self._sights.values() for key, value in sight.host.items()}
+        held = self._held()
+        plan = self._plan(cards, links, held)
+        known = self.state.offering.devices.keys()
+        offering = offered(list(cards.values()), health, plan.seats, self._terms, held, known, plan.withheld)
+        problems = await self._write_cdi(cards.values())
+        await self._profiles.accept(plan.accepted)
+        lacking = pages_lacking([card for card in cards.values() if health[card.id].usable], host)
+        affinity = self.state.affinity
+        if links != self.state.links or cards != self.state.cards:
+            affinity = Affinity(cards.values(), links)
+        devices = {device.id: device for each in offering.devices.values() for device in each}
+        before = self.state
+        self.state = State(
+            cards, health, links, host, plan, offering, devices, affinity,
+            (*offering.problems, *problems, *filter(None, (lacking, self._holdings.problem))),
+        )  # fmt: skip
+        self._remember(cards, health)
+        if before.offering.devices != offering.devices:
+            self.version += 1
+            self._news.set()
+            self._news = asyncio.Event()
+        if self._forget_vanished():
+            self.poke()
+
+    def _forget_vanished(self) -> bool:
+        """Cards that their provider does not show any more, once nobody holds a device of theirs."""
+        known = len(self._cards)
+        in_use = {card for device in self._held().values() for card in device.cards}
+        in_use |= {card for seat in self.state.plan.seats for card in seat.cards}
+        for vendor, sight in self._sights.items():
+            there = {card.id for card in sight.cards}
+            gone = [id for id, card in self._cards.items() if card.vendor == vendor and id not in there]
+            for id in gone:
+                if not sight.problem and vendor not in self._silent and id not in in_use:
+                    del self._cards[id], self._health[id]
+        return len(self._cards) < known
+
+    def _held(self) -> dict[str, Device]:
+        """The devices that containers have, as they were offered."""
+        found = {}
+        given = {id: each for each in self._records.allocations() for id in each.ids}
+        for id, holder in self._holdings.held.items():
+            device = self.state.devices.get(id)
+            if device is None or not device.cards:
+                device = device_of(id, holder.resource, given[id].injection if id in given else None)
+            found[id] = device
+        return found
+
+    def _plan(self, cards: Mapping[str, Card], links: tuple[Link, ...], held: Mapping[str, Device]) -> SeatPlan:
+        # Before a provider has looked, groups are those of the last run: indices may be others by now.
+        seats = [seat for device in held.values() if (seat := seat_of(device)) is not None]
+        whole = {card for device in held.values() if seat_of(device) is None for card in device.cards}
+        return configured(
+            self._profiles.now.spec, list(cards.values()), links, seats, busy=whole, last=self._profiles.last
+        )
+
+    async def _write_cdi(self, cards: Iterable[Card]) -> list[str]:
+        """Before anything is offered that needs them; only when they are others. What is wrong: sentences."""
+        nvidia = any(card.vendor == "nvidia" for card in cards)
+        self._files = await asyncio.to_thread(self._find_files) if nvidia else DriverFiles()
+        documents = cdi.documents(cards, self._files)
+        if documents == self._written and self._with_cdi:
+            return []
+        try:
+            await asyncio.to_thread(self._cdi_files.write, documents)
+        except CdiError as error:
+            # Device nodes by their paths do as well, for whoever comes next.
+            self._with_cdi = False
+            return [str(error)]
+        self._written, self._with_cdi = documents, True
+        return []
+
+    def _remember(self, cards: Mapping[str, Card], health: Mapping[str, Health]) -> None:
+        seen = [
+            (card, {"state": each.state, "reason": each.reason, "message": each.message, "since": each.since})
+            for card in cards.values()
+            if (each := health[card.id]).state != "Unknown"
+        ]
+        try:
+            self._records.remember_cards(seen, time.time(), set(cards))
+        except LedgerError as error:
+            _log.warning("the node's cards are not on record: %s", error)
+
+    # ---- for the front ends
+
+    def view(self, front: FrontEnd) -> View:
+        """The part of it that one front end offers."""
+        return View(self, front)
+
+    def front_end(self, resource: str) -> FrontEnd | None:
+        """By what a resource is offered; None: by nothing."""
+        return self._fronts.of(resource)
+
+    async def changed(self, version: int) -> int:
+        """As `Devices.changed`."""
+        while self.version == version:
+            await self._news.wait()
+        return self.version
+
+    def preferred(self, available: Sequence[str], must: Sequence[str], size: int) -> list[str]:
+        """As `Devices.preferred`; called in a thread."""
+        state = self.state
+        cards = {id: device.cards for id, device in state.devices.items()}
+        return preferred(state.affinity, cards, available, must, size, list(self._holdings.held))
+
+    def allocate(self, resource: str, ids: Sequence[str], claim: str, admin: bool) -> Injection:
+        """As `Devices.allocate`."""
+        state = self.state
+        found = allocated(ids, resource, state.devices, state.cards, state.host, self._files, with_cdi=self._with_cdi)
+        if admin:
+            return found
+        try:
+            self._records.remember_allocation(resource, ids, found, time.time(), claim)
+        except LedgerError as error:
+            # The kubelet remembers it as well, and is asked.
+            _log.warning("that %s were given is not on record: %s", ", ".join(ids), error)
+        self._holdings.given(resource, ids, claim)
+        return found
+
+    def before_start(self, resource: str, ids: Sequence[str]) -> None:
+        """As `Devices.before_start`; called in a thread."""
+        for id in ids:
+            device = self.state.devices.get(id)
+            if device is None or device.resource != resource:
+                raise Refused(f"{id} is no {resource} of this node any more. Delete the pod, so that it moves.")
+            if not device.healthy:
+                raise Refused(f"{id} is not well ({device.reason}): {device.message}")
+
+    def release(self, claim: str) -> None:
+        """As `Devices.release`."""
+        ids = [id for each in self._records.claim(claim) for id in each.ids]
+        try:
+            self._records.forget(ids, claim)
+        except LedgerError as error:
+            _log.warning("that the claim %s was given back is not on record: %s", claim, error)
+        self._holdings.released(claim)
+        self.poke()
+
+
+def _remembered(told: Mapping[str, Any]) -> Health:
+    """How a card is that was not looked at yet: ill where it was."""
+    message = "It was not looked at since berth's process was started."
+    if told.get("state") == "Unhealthy":
+        return Health("Unhealthy", str(told.get("reason")), str(told.get("message")), float(told.get("since") or 0.0))
+    return Health("Unknown", SILENT, message, time.time())
+
+
+class View:
+    """A front end's `Devices`: the resources that are its own."""
+
+    def __init__(self, core: Core, front: FrontEnd) -> None:
+        self._core = core
+        self._front = front
+        self._last: tuple[Offering, dict[str, tuple[Device, ...]]] | None = None
+
+    @property
+    def version(self) -> int:
+        return self._core.version
+
+    def offered(self) -> Mapping[str, tuple[Device, ...]]:
+        offering = self._core.state.offering
+        if self._last is None or self._last[0] is not offering:
+            mine = {name: each for name, each in offering.devices.items() if self._core.front_end(name) == self._front}
+            self._last = offering, mine
+        return self._last[1]
+
+    async def changed(self, version: int) -> int:
+        return await self._core.changed(version)
+
+    def preferred(self, resource: str, available: Sequence[str], must: Sequence[str], size: int) -> list[str]:
+        return self._core.preferred(available, must, size)
+
+    def allocate(self, resource: str, ids: Sequence[str], claim: str = "", admin: bool = False) -> Injection:
+        return self._core.allocate(resource, ids, claim, admin)
+
+    def before_start(self, resource: str, ids: Sequence[str]) -> None:
+        self._core.before_start(resource, ids)
+
+    def release(self, claim: str) -> None:
+        self._core.release(claim)

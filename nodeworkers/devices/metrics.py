@@ -1,0 +1,63 @@
+"""What Prometheus reads of a node's devices: how each card is, who holds how many, and whether the kubelet has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from opentelemetry import metrics
+from opentelemetry.metrics import CallbackOptions, Observation
+
+from nodeworkers.device_plugin.registration import Status
+from nodeworkers.devices.core import State
+from nodeworkers.devices.holdings import Holder
+
+Seen = tuple[State, Mapping[str, Holder], tuple[Status, ...]]
+_meter = metrics.get_meter("berth.node")
+_look: list[Callable[[], Seen]] = []
+
+
+def observe(look: Callable[[], Seen]) -> None:
+    """What is read from now on."""
+    _look[:] = [look]
+
+
+def _health(_: CallbackOptions) -> Iterable[Observation]:
+    for look in _look:
+        state, _, _ = look()
+        for id, card in state.cards.items():
+            health = state.health[id]
+            labels = {"card": id, "product": card.product, "vendor": card.vendor, "reason": health.reason}
+            yield Observation(int(health.state == "Healthy"), labels)
+
+
+def _devices(_: CallbackOptions) -> Iterable[Observation]:
+    for look in _look:
+        state, held, _ = look()
+        for resource, devices in state.offering.devices.items():
+            ill = sum(not device.healthy for device in devices)
+            taken = sum(device.id in held for device in devices)
+            yield Observation(len(devices), {"resource": resource, "state": "offered"})
+            yield Observation(ill, {"resource": resource, "state": "unhealthy"})
+            yield Observation(taken, {"resource": resource, "state": "held"})
+
+
+def _registered(_: CallbackOptions) -> Iterable[Observation]:
+    for look in _look:
+        for status in look()[2]:
+            yield Observation(int(status.serving), {"resource": status.resource})
+
+
+def _registrations(_: CallbackOptions) -> Iterable[Observation]:
+    for look in _look:
+        for status in look()[2]:
+            yield Observation(status.registrations, {"resource": status.resource})
+
+
+_meter.create_observable_gauge("berth_device_healthy", [_health], description="1 while a card is well, by its reason")
+_meter.create_observable_gauge("berth_devices", [_devices], description="Devices of a resource, by state")
+_meter.create_observable_gauge(
+    "berth_device_plugin_registered", [_registered], description="1 while the kubelet has a resource and listens"
+)
+_meter.create_observable_counter(
+    "berth_device_plugin_registrations", [_registrations], description="Times that the kubelet has registered it"
+)

@@ -1,0 +1,223 @@
+"""All of a node's device work in one place: watchers of the hardware, the allocation core, both front ends, what is told
+to people. For the node's process, which runs it beside its other work.
+
+Each part may fail or wait without the others: a watcher that hangs, a kubelet or an API server that is away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kube.client import KubeClient
+from kube.events import EventRecorder
+from kube.resources import ObjectRef
+from nodeworkers.device_plugin.podresources import PodResources
+from nodeworkers.device_plugin.registration import PLUGINS, Folders
+from nodeworkers.device_plugin.supervisor import Supervisor
+from nodeworkers.devices.cdi_files import FOLDER, CdiFiles
+from nodeworkers.devices.core import Core, FrontEnds
+from nodeworkers.devices.holdings import Drift, Holdings
+from nodeworkers.devices.metrics import observe
+from nodeworkers.devices.profiles import Profiles
+from nodeworkers.devices.records import Records
+from nodeworkers.devices.reporting import Reporting
+from nodeworkers.dra.driver import Driver, Places
+from nodeworkers.hardware.driver_files import driver_files
+from nodeworkers.hardware.watching import Watching, command
+from nodeworkers.ledger import Ledger
+from nodeworkers.sockets import SocketError
+from planning.devices.cards import Card, Sight, Vendor
+from planning.devices.health import Health
+from planning.devices.offering import Terms
+from planning.devices.report import CardHealth, Holder, Offer, Picture, Seats
+
+VENDORS: tuple[Vendor, ...] = ("nvidia", "tenstorrent")
+_AGAIN = 10.0  # seconds until DRA's sockets are tried again
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceOptions:
+    """`simulated`: the file that describes a machine that is pretended, None for this one. `seats`: a file instead of
+    the cluster's GPUSeatProfiles. `plugins`: the kubelet's folder of device plugins.
+    """
+
+    fronts: FrontEnds = field(default_factory=FrontEnds)
+    terms: Terms = field(default_factory=Terms)
+    simulated: Path | None = None
+    seats: Path | None = None
+    cdi: Path = FOLDER
+    plugins: Path = PLUGINS
+
+
+class DeviceService:
+    """One node's."""
+
+    def __init__(
+        self, node: str, kubelet_root: Path, folder: Path, ledger: Ledger, kube: KubeClient, options: DeviceOptions
+    ) -> None:
+        self._node, self._options = node, options
+        self._tree = folder / "simulated-machine"
+        self._simulated = options.simulated is not None
+        self._events = EventRecorder(kube, "berth-node", node)
+        records = Records(ledger)
+        podresources = PodResources(kubelet_root / "pod-resources" / "kubelet.sock")
+        self.holdings = Holdings(podresources, records, self._by_plugin, self._drifted)
+        self._profiles = Profiles(kube, node, folder, options.seats)
+        self.core = Core(
+            records, self.holdings, self._profiles, CdiFiles(options.cdi), options.fronts, options.terms, self._files,
+            self._told,
+        )  # fmt: skip
+        self._supervisor = Supervisor(self.core.view("device-plugin"), podresources, Folders(options.plugins))
+        self._dra: Driver | None = None
+        if options.fronts.dra:
+            self._dra = Driver(
+                Places(kubelet_root, folder, options.cdi), node, kube, self.core.view("dra"), self._cards,
+                None if self._simulated else Path("/sys"),
+            )  # fmt: skip
+        self._dra_problem = ""
+        self._reporting = Reporting(kube, node, self.picture)
+        self._watchings = [self._watching(vendor) for vendor in self._vendors()]
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        observe(lambda: (self.core.state, self.holdings.held, self._supervisor.statuses()))
+        async with asyncio.TaskGroup() as group:
+            for work in self._works():
+                group.create_task(work)
+
+    def _works(self) -> list[Awaitable[None]]:
+        works = [watching.run() for watching in self._watchings]
+        works += [self.core.run(), self._profiles.run(), self._follow_holdings(), self._reporting.run()]
+        works += [self._events.run(), self._supervisor.run()]
+        return works if self._dra is None else [*works, self._serve_dra(self._dra)]
+
+    @property
+    def note(self) -> str:
+        """What people should know who look at the process; '' if nothing."""
+        silent = [f"{each.vendor}: {each.problem}" for each in self._watchings if each.problem]
+        simulated = "its devices are simulated" if self._simulated else ""
+        reported = self._reporting.trouble and f"its NodeDevices cannot be written: {self._reporting.trouble}"
+        return "; ".join(filter(None, (*silent, *self.core.state.problems[:3], reported, simulated)))
+
+    def picture(self) -> Picture:
+        """What there is, for NodeDevices."""
+        state, plan = self.core.state, self.core.state.plan
+        problems = [f"{each.vendor}: {each.problem}" for each in self._watchings if each.problem]
+        problems += [sight.problem for each in self._watchings if (sight := each.sight) is not None and sight.problem]
+        configuration = self._profiles.now
+        wrong = tuple(filter(None, (configuration.problem, *plan.problems, *plan.waiting)))
+        seats = None
+        if configuration.source or plan.seats:
+            source = configuration.source or "what was configured before"
+            seats = Seats(source, configuration.generation, len(plan.groups), len(plan.seats), wrong)
+        return Picture(
+            cards=list(state.cards.values()),
+            health={id: CardHealth(each.state, each.reason, each.message, each.since) for id, each in state.health.items()},
+            devices=state.offering.devices,
+            holders=self._holders(),
+            offers={resource: self._offer(resource) for resource in state.offering.devices},
+            links=state.links,
+            problems=[*dict.fromkeys([*problems, *state.problems])],
+            seats=seats,
+            simulated=self._simulated,
+        )  # fmt: skip
+
+    def _holders(self) -> dict[str, Holder]:
+        found = {}
+        for id, each in self.holdings.held.items():
+            told = f"claim {each.claim}" if each.claim else "not shown yet"
+            found[id] = Holder(each.namespace, each.pod or told, ", ".join(each.containers))
+        return found
+
+    def _offer(self, resource: str) -> Offer:
+        front = self.core.front_end(resource)
+        if front is None:
+            return Offer("device-plugin", f"no front end was chosen for {resource}: see berth node --device-plugin")
+        if front == "dra":
+            trouble = self._dra_problem or (self._dra.publisher.problem if self._dra is not None else "")
+            return Offer("dra", trouble)
+        status = next((each for each in self._supervisor.statuses() if each.resource == resource), None)
+        if status is None or not status.serving:
+            return Offer("device-plugin", (status.error if status else "") or "the kubelet has not registered it yet")
+        return Offer("device-plugin")
+
+    # ---- parts
+
+    def _vendors(self) -> tuple[Vendor, ...]:
+        if self._options.simulated is None:
+            return VENDORS
+        from nodeworkers.hardware.machine import read  # its models are no concern of a node with hardware
+
+        machine = read(self._options.simulated)
+        return tuple(vendor for vendor in VENDORS if getattr(machine, vendor) is not None)
+
+    def _watching(self, vendor: Vendor) -> Watching:
+        line = command(vendor, self._options.simulated, self._tree)
+        there: Callable[[], bool] | None = (lambda: True) if self._simulated else None
+        return Watching(vendor, line, self._saw, lambda why: self.core.silent(vendor, why), there)
+
+    def _saw(self, sight: Sight) -> None:
+        self.core.seen(sight)
+
+    def _files(self) -> object:
+        return driver_files(self._tree / "dev", lambda: "") if self._simulated else driver_files()
+
+    def _by_plugin(self, resource: str) -> bool:
+        return self._options.fronts.of(resource) == "device-plugin"
+
+    def _cards(self) -> Mapping[str, Card]:
+        return self.core.state.cards
+
+    async def _follow_holdings(self) -> None:
+        """Who holds what decides what stays listed, and which seats may change."""
+        group = asyncio.create_task(self.holdings.run())
+        try:
+            before = dict(self.holdings.held)
+            while not group.done():
+                await asyncio.sleep(1.0)
+                now = dict(self.holdings.held)
+                if now.keys() != before.keys():
+                    self.core.poke()
+                before = now
+            await group
+        finally:
+            group.cancel()
+
+    async def _serve_dra(self, driver: Driver) -> None:
+        while True:
+            try:
+                await driver.start()
+                break
+            except (SocketError, OSError) as error:
+                self._dra_problem = str(error)
+                _log.warning("DRA is not served: %s", error)
+                await asyncio.sleep(_AGAIN)
+        self._dra_problem = ""
+        try:
+            await driver.watch()
+        finally:
+            await driver.stop()
+
+    # ---- for people
+
+    def _told(self, card: str, health: Health, sentence: str) -> None:
+        well = health.state == "Healthy"
+        _log.log(logging.INFO if well else logging.WARNING, "%s", sentence)
+        self._events.record(
+            regarding=ObjectRef("v1", "Node", self._node, uid=self._node),
+            type="Normal" if well else "Warning",
+            reason="DeviceHealthy" if well else "DeviceUnhealthy",
+            action="WatchDevices",
+            note=sentence,
+        )
+
+    def _drifted(self, drift: Drift) -> None:
+        self._events.record(
+            regarding=ObjectRef("v1", "Node", self._node, uid=self._node), type="Warning",
+            reason=f"Device{drift.kind}", action="CompareWithKubelet", note=drift.message,
+        )  # fmt: skip
