@@ -51,7 +51,7 @@ class SimulatedDevices:
     def preferred(self, resource: str, available: Sequence[str], must: Sequence[str], size: int) -> list[str]:
         return list(available[:size])
 
-    def allocate(self, resource: str, ids: Sequence[str], claim: str = "") -> Injection:
+    def allocate(self, resource: str, ids: Sequence[str], claim: str = "", admin: bool = False) -> Injection:
         chosen = [self._devices[each].id for each in ids]
         return Injection(
             env={"TT_VISIBLE_DEVICES": ",".join("0000:01:00.0" for _ in chosen)},

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from nodeworkers.caches.reporting import Statuses
 from nodeworkers.caches.rules import Rules
 from nodeworkers.caches.startup import put_in_order
 from nodeworkers.csi.driver import Driver, Places
+from nodeworkers.devices.service import DeviceOptions, DeviceService
 from nodeworkers.hardware.detected import Detected
 from nodeworkers.hardware.provider import Provider
 from nodeworkers.hardware.simulated import Simulated
@@ -49,7 +50,8 @@ _PAUSES = (0.5, 15.0)  # seconds between attempts to reach Temporal: the first, 
 @dataclass(frozen=True)
 class NodeOptions:
     """What one node is. `quota` bytes are kept for caches, `upper_limit` is the cap of a pod's writable layer;
-    `simulated_gpus` such as `2xH100`, '' for those that are there.
+    `simulated_gpus` such as `2xH100`, '' for those that are there; for kernel caches. `devices`: what is offered to
+    pods, and how.
     """
 
     name: str
@@ -58,6 +60,7 @@ class NodeOptions:
     quota: int
     upper_limit: int
     simulated_gpus: str = ""
+    devices: DeviceOptions = field(default_factory=DeviceOptions)
 
 
 def run_node(options: ProcessOptions, node: NodeOptions) -> None:
@@ -84,7 +87,8 @@ async def serve(options: ProcessOptions, node: NodeOptions, *, traced: bool) -> 
                 statuses = Statuses(kube, ledger, node.name, lambda: hardware.simulated)
                 images = Images(ledger, store, incoming, hardware)
                 caches = Caches(node.name, Rules(kube), ledger, store, images, hardware, statuses)
-                await Process(options, node.name, driver, hardware, statuses, caches, traced=traced).run()
+                devices = DeviceService(node.name, node.kubelet_root, node.root, ledger, kube, node.devices)
+                await Process(options, node.name, driver, hardware, statuses, caches, devices, traced=traced).run()
         finally:
             await driver.stop()
     finally:
@@ -102,9 +106,11 @@ class Process:
         hardware: Hardware,
         statuses: Statuses,
         caches: Caches,
+        devices: DeviceService,
         *,
         traced: bool,
     ) -> None:
+        self._devices = devices
         self._options = options
         self._name = name
         self._driver = driver
@@ -128,6 +134,7 @@ class Process:
                     ("statuses", self._statuses.run),
                     ("hardware", self._look),
                     ("inventory", self._announce),
+                    ("devices", self._devices.run),
                 ):
                     self._background.append(group.create_task(work(), name=name))
                 try:
@@ -144,7 +151,7 @@ class Process:
     def _note(self) -> str:
         status = self._statuses.trouble and f"statuses of caches cannot be written: {self._statuses.trouble}"
         simulated = "its GPUs are simulated" if self._hardware.simulated else ""
-        return "; ".join(filter(None, (self._hardware.problem, status, simulated)))
+        return "; ".join(filter(None, (self._hardware.problem, status, simulated, self._devices.note)))
 
     async def _look(self) -> None:
         while True:

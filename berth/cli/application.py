@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from berth.version import code_id
 from crds.settings import SETTINGS_NAMESPACE
 from kube.client import KubeClient
 from kube.resources import NODES
-from stack import Endpoints, Probe, ProcessSpec, UpOptions, kubelet_root
+from stack import Endpoints, Probe, ProcessSpec, UpOptions, cdi_folder, kubelet_root
 from stack.paths import write_atomic
 
 _NODE = "berth-node"
@@ -53,7 +53,9 @@ def _node_kubeconfig(endpoints: Endpoints) -> Path:
     return endpoints.kubeconfig("admin").with_name(f"{_NODE}.yaml")
 
 
-def application_processes(endpoints: Endpoints, options: UpOptions, *, simulated_gpus: str = "") -> list[ProcessSpec]:
+def application_processes(
+    endpoints: Endpoints, options: UpOptions, *, simulated_gpus: str = "", devices: Sequence[str] = ()
+) -> list[ProcessSpec]:
     """`berth controller` and `berth worker`, and with a real node `berth node`, each under its own identity, on ports
     that the stack chose. `simulated_gpus`: those that the node's process pretends to find; '': it looks for real ones.
     """
@@ -63,18 +65,20 @@ def application_processes(endpoints: Endpoints, options: UpOptions, *, simulated
         _process("worker", endpoints, endpoints.kubeconfig("berth-worker"), "--make-current"),
     ]
     if options.has_real_node:
-        found.append(node_process(endpoints, options.node_name, simulated_gpus))
+        found.append(node_process(endpoints, options.node_name, simulated_gpus, devices))
     return found
 
 
-def node_process(endpoints: Endpoints, node: str, simulated_gpus: str) -> ProcessSpec:
-    """`berth node` for a node of the stack that `after_up` was told of."""
+def node_process(endpoints: Endpoints, node: str, simulated_gpus: str, devices: Sequence[str] = ()) -> ProcessSpec:
+    """`berth node` for a node of the stack that `after_up` was told of. `devices`: its options about devices."""
     return _process(
         "node", endpoints, _node_kubeconfig(endpoints),
         "--node-name", node,
         "--root", str(endpoints.data / "node" / "berth"),
         "--kubelet-root", str(kubelet_root(endpoints.data)),
+        "--cdi-folder", str(cdi_folder(endpoints.data)),
         *(["--simulated-gpus", simulated_gpus] if simulated_gpus else []),
+        *devices,
     )  # fmt: skip
 
 

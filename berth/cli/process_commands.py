@@ -116,14 +116,42 @@ def node(
     simulated_gpus: Annotated[
         str, typer.Option(metavar="TEXT", help="GPUs that are pretended, such as 2xH100; left out: those there are.")
     ] = "",
+    device_plugin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Resources to offer by device plugin, such as 'tenstorrent.com/*'."),
+    ] = None,
+    dra: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN", help="Resources to offer by DRA, such as nvidia.com/gpu.")
+    ] = None,
+    gpu_shares: Annotated[
+        int, typer.Option(min=1, max=64, help="As how many devices each whole NVIDIA GPU counts.")
+    ] = 1,
+    family: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TYPE=NAME", help="Offer a Tenstorrent card type under another name: p150a=p150."),
+    ] = None,
+    seats: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A GPUSeatProfile; left out: those of the cluster.")
+    ] = None,
+    cdi_folder: Annotated[Path, typer.Option(help="Where the container runtime looks for CDI files.")] = Path(
+        "/var/run/cdi"
+    ),
+    simulated_machine: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A machine with devices that are pretended, as YAML.")
+    ] = None,
 ) -> None:
-    """Serve one node: mount kernel caches into its pods, and prepare them as the control plane asks."""
+    """Serve one node: offer its devices to pods, mount kernel caches into them, and prepare these as the control plane
+    asks.
+    """
     if called.invoked_subcommand is not None:
         return
     if not node_name:
         raise typer.BadParameter("is needed: the node's name in the cluster.", param_hint="--node-name")
     from berth.node_process import NodeOptions, run_node
+    from nodeworkers.devices.core import FrontEnds
+    from nodeworkers.devices.service import DeviceOptions
     from nodeworkers.hardware.simulated import simulated_gpus as read_gpus
+    from planning.devices.offering import Terms
 
     if simulated_gpus:
         try:
@@ -139,8 +167,25 @@ def node(
             size_of(quota, "--quota"),
             size_of(upper_limit, "--upper-limit"),
             simulated_gpus,
+            DeviceOptions(
+                FrontEnds(tuple(device_plugin or ()), tuple(dra or ())),
+                Terms(gpu_shares, _aliases(family or [])),
+                simulated_machine and simulated_machine.absolute(),
+                seats and seats.absolute(),
+                cdi_folder.absolute(),
+            ),
         ),
     )
+
+
+def _aliases(families: list[str]) -> dict[str, str]:
+    found = {}
+    for each in families:
+        kind, equals, name = each.partition("=")
+        if not (kind and equals and name):
+            raise typer.BadParameter(f"{each!r} is not TYPE=NAME, such as p150a=p150.", param_hint="--family")
+        found[f"tenstorrent.com/{kind}"] = f"tenstorrent.com/{name}"
+    return found
 
 
 def size_of(text: str, option: str) -> int:

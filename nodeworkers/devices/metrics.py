@@ -23,7 +23,7 @@ def observe(look: Callable[[], Seen]) -> None:
 
 def _health(_: CallbackOptions) -> Iterable[Observation]:
     for look in _look:
-        state, _, _ = look()
+        state = look()[0]
         for id, card in state.cards.items():
             health = state.health[id]
             labels = {"card": id, "product": card.product, "vendor": card.vendor, "reason": health.reason}
@@ -32,7 +32,7 @@ def _health(_: CallbackOptions) -> Iterable[Observation]:
 
 def _devices(_: CallbackOptions) -> Iterable[Observation]:
     for look in _look:
-        state, held, _ = look()
+        state, held = look()[:2]
         for resource, devices in state.offering.devices.items():
             ill = sum(not device.healthy for device in devices)
             taken = sum(device.id in held for device in devices)

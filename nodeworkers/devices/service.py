@@ -1,5 +1,5 @@
-"""All of a node's device work in one place: watchers of the hardware, the allocation core, both front ends, what is told
-to people. For the node's process, which runs it beside its other work.
+"""All of a node's device work in one place: watchers of the hardware, the allocation core, both front ends, what is
+told to people. For the node's process, which runs it beside its other work.
 
 Each part may fail or wait without the others: a watcher that hangs, a kubelet or an API server that is away.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from nodeworkers.hardware.watching import Watching, command
 from nodeworkers.ledger import Ledger
 from nodeworkers.sockets import SocketError
 from planning.devices.cards import Card, Sight, Vendor
+from planning.devices.cdi import DriverFiles
 from planning.devices.health import Health
 from planning.devices.offering import Terms
 from planning.devices.report import CardHealth, Holder, Offer, Picture, Seats
@@ -81,7 +82,7 @@ class DeviceService:
             )  # fmt: skip
         self._dra_problem = ""
         self._reporting = Reporting(kube, node, self.picture)
-        self._watchings = [self._watching(vendor) for vendor in self._vendors()]
+        self._watchings = [self._watching(vendor) for vendor in VENDORS]
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -90,8 +91,8 @@ class DeviceService:
             for work in self._works():
                 group.create_task(work)
 
-    def _works(self) -> list[Awaitable[None]]:
-        works = [watching.run() for watching in self._watchings]
+    def _works(self) -> list[Coroutine[None, None, None]]:
+        works: list[Coroutine[None, None, None]] = [watching.run() for watching in self._watchings]
         works += [self.core.run(), self._profiles.run(), self._follow_holdings(), self._reporting.run()]
         works += [self._events.run(), self._supervisor.run()]
         return works if self._dra is None else [*works, self._serve_dra(self._dra)]
@@ -114,10 +115,14 @@ class DeviceService:
         seats = None
         if configuration.source or plan.seats:
             source = configuration.source or "what was configured before"
-            seats = Seats(source, configuration.generation, len(plan.groups), len(plan.seats), wrong)
+            generation = configuration.profile.generation if configuration.profile is not None else 0
+            seats = Seats(source, generation, len(plan.groups), len(plan.seats), wrong)
         return Picture(
             cards=list(state.cards.values()),
-            health={id: CardHealth(each.state, each.reason, each.message, each.since) for id, each in state.health.items()},
+            health={
+                id: CardHealth(each.state, each.reason, each.message, each.since)
+                for id, each in state.health.items()
+            },
             devices=state.offering.devices,
             holders=self._holders(),
             offers={resource: self._offer(resource) for resource in state.offering.devices},
@@ -148,14 +153,6 @@ class DeviceService:
 
     # ---- parts
 
-    def _vendors(self) -> tuple[Vendor, ...]:
-        if self._options.simulated is None:
-            return VENDORS
-        from nodeworkers.hardware.machine import read  # its models are no concern of a node with hardware
-
-        machine = read(self._options.simulated)
-        return tuple(vendor for vendor in VENDORS if getattr(machine, vendor) is not None)
-
     def _watching(self, vendor: Vendor) -> Watching:
         line = command(vendor, self._options.simulated, self._tree)
         there: Callable[[], bool] | None = (lambda: True) if self._simulated else None
@@ -164,7 +161,7 @@ class DeviceService:
     def _saw(self, sight: Sight) -> None:
         self.core.seen(sight)
 
-    def _files(self) -> object:
+    def _files(self) -> DriverFiles:
         return driver_files(self._tree / "dev", lambda: "") if self._simulated else driver_files()
 
     def _by_plugin(self, resource: str) -> bool:

@@ -1,5 +1,5 @@
-"""The files of NVIDIA's driver that a container needs to run CUDA: device nodes that all GPUs share, and libraries, which
-must be those of the driver that runs. For the CDI documents.
+"""The files of NVIDIA's driver that a container needs to run CUDA: device nodes that all GPUs share, and libraries,
+which must be those of the driver that runs. For the CDI documents.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 
 from crds.gpuworkload import CRDModel
 from crds.refusals import explain_refusal
-from nodeworkers.hardware.machine_tenstorrent import TenstorrentMachine
+from nodeworkers.hardware.machine_tenstorrent import SimulatedTenstorrent, TenstorrentMachine
 from nodeworkers.hardware.provider import HardwareError
 
 MOST_BYTES = 1024 * 1024  # of a file
@@ -78,6 +78,12 @@ class MachineFile:
         if isinstance(self._last, MachineError):
             raise self._last
         return self._last
+
+
+def tenstorrent(file: Path, tree: Path) -> SimulatedTenstorrent:
+    """The Source of the machine that a file describes, laid out below the folder `tree`."""
+    machine = MachineFile(file)
+    return SimulatedTenstorrent(lambda: machine.machine().tenstorrent, tree)
 
 
 def _parsed(text: str) -> tuple[yaml.Node | None, Any]:

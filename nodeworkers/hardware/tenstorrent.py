@@ -327,8 +327,8 @@ def _named(card: Card) -> str:
 
 
 def _iommu(kind: str) -> str:
-    """What an IOMMU does for a card, from the type of its group (Linux, ABI/testing/sysfs-kernel-iommu_groups), '' if it
-    is in none. Unless it translates, user space wants pages of 1 GiB.
+    """What an IOMMU does for a card, from the type of its group (Linux, ABI/testing/sysfs-kernel-iommu_groups), '' if
+    it is in none. Unless it translates, user space wants pages of 1 GiB.
     """
     if kind.startswith("DMA"):
         return "translated"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planning.devices.cards import Card, Link
+from planning.devices.cards import Card, Connection, Link
 from planning.devices.preference import Affinity, preferred
 
 
@@ -77,7 +77,8 @@ def test_where_not_all_sets_can_be_tried_the_best_of_a_clear_case_is_found(count
     assert sorted(found) == ["g04", "g05", "g06", "g07"]
 
 
-connections = st.sampled_from(["nvlink", "single-switch", "host-bridge", "cross-cpu"])
+KINDS: tuple[Connection, ...] = ("nvlink", "single-switch", "host-bridge", "cross-cpu")
+connections = st.sampled_from(KINDS)
 
 
 @given(st.data())
