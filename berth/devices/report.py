@@ -72,12 +72,12 @@ def _cards(raw: Raw, console: Console, now: float) -> None:
         console.print("It has no accelerators that berth knows of.")
         return
     table = Table(box=None, pad_edge=False, header_style="bold", title_justify="left")
-    for name in ("#", "CARD", "PRODUCT", "MEMORY", "NUMA", "PCI", "HEALTH", ""):
-        table.add_column(name, justify="right" if name in ("#", "MEMORY", "NUMA") else "left", no_wrap=name != "")
+    for name in ("#", "CARD", "PRODUCT", "MEMORY", "NUMA", "PCI", "HEALTH"):
+        table.add_column(name, justify="right" if name in ("#", "MEMORY", "NUMA") else "left", no_wrap=True)
     for card in cards:
         health = str(card.get("health", "Unknown"))
         since = seconds(card.get("since"))
-        why = " ".join(filter(None, (str(card.get("reason", "")), str(card.get("message", "")))))
+        reason = f" {escape(str(card['reason']))}" if card.get("reason") else ""
         table.add_row(
             str(card.get("index", "")),
             escape(str(card.get("id", ""))),
@@ -85,11 +85,13 @@ def _cards(raw: Raw, console: Console, now: float) -> None:
             f"{card['memoryMiB'] / 1024:.0f} GiB" if isinstance(card.get("memoryMiB"), int) else "",
             str(card.get("numa", "-")),
             escape(str(card.get("address", ""))),
-            f"[{_STYLES.get(health, '')}]{health}[/]" + (f" [dim]{_ago(now - since)}[/]" if since else ""),
-            escape(why),
+            f"[{_STYLES.get(health, '')}]{health}{reason}[/]" + (f" [dim]{_ago(now - since)}[/]" if since else ""),
         )
     console.print()
     console.print(table)
+    for card in cards:
+        if card.get("message"):
+            console.print(f"[red]![/] {escape(str(card['message']))}")
 
 
 def _held(raw: Raw, console: Console) -> None:

@@ -61,8 +61,8 @@ def test_a_node_shows_cards_holders_seats_and_links() -> None:
     assert text[0] == "n1 2 × H100, 1 × n150 simulated told 0 s ago"
     assert "! NVIDIA's driver is another than its library." in text
     (ill,) = [line for line in text if "tt-0a" in line and "0000:c0:00.0" in line]
-    assert ill.split()[:6] == ["0", "tt-0a", "n150", "1", "0000:c0:00.0", "Unhealthy"]
-    assert ill.endswith("33 s  HeartbeatStalled Reset it [now]."), "a driver's brackets are no markup"
+    assert ill.split() == ["0", "tt-0a", "n150", "1", "0000:c0:00.0", "Unhealthy", "HeartbeatStalled", "33", "s"]
+    assert "! Reset it [now]." in text, "a driver's brackets are no markup"
     held = {line.split()[1]: line.split(None, 3)[3] for line in text if line.startswith(SEAT)}
     assert held == {"kyb-G01-s0": "team-a/vllm-0 (server)", "kyb-G01-s1": "free"}
     assert "Seats 2 on 1 group, by GPUSeatProfile/h100" in text and "! group G45: there is no GPU 9." in text

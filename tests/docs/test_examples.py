@@ -16,6 +16,7 @@ from crds.kernelcache import TritonKernelCacheClusterSpec, TritonKernelCacheSpec
 from crds.kernelcachepolicy import KernelCachePolicySpec
 from crds.settings import SETTINGS_KEY, SETTINGS_NAME, SETTINGS_NAMESPACE, Settings
 from images.reference import Reference
+from nodeworkers.hardware.machine import read as read_machine
 from planning import strategies
 from planning.caches.volumes import DRIVER, VolumeRequest, volume_request
 from planning.naming import STRATEGY_ANNOTATION
@@ -32,7 +33,12 @@ def documents() -> Iterator[tuple[str, dict[str, Any]]]:
                     yield f"{named(page)}: {document['kind']} {document['metadata']['name']} ({number})", document
     examples = ROOT / "examples"
     for file in sorted(
-        [*examples.glob("*.yaml"), *(examples / "kernelcache").glob("*.yaml"), *(examples / "seats").glob("*.yaml")]
+        [
+            *examples.glob("*.yaml"),
+            *(examples / "kernelcache").glob("*.yaml"),
+            *(examples / "seats").glob("*.yaml"),
+            examples / "devices" / "pod.yaml",
+        ]
     ):
         for number, document in enumerate(yaml.safe_load_all(read(file))):
             yield f"{named(file)}: {document['kind']} {document['metadata']['name']} ({number})", document
@@ -100,3 +106,7 @@ def test_examples_are_valid(where: str, document: dict[str, Any]) -> None:
             assert document["status"]["allocatable"].items() <= ours["status"]["allocatable"].items()
         case kind:
             pytest.fail(f"{where}: nothing checks examples of kind {kind}")
+
+
+def test_the_simulated_machine_is_one() -> None:
+    assert len(read_machine(ROOT / "examples" / "devices" / "machine.yaml").tenstorrent.cards) == 2
