@@ -27,6 +27,7 @@ from nodeworkers.devices.records import Records
 from nodeworkers.devices.reporting import Reporting
 from nodeworkers.dra.driver import Driver, Places
 from nodeworkers.hardware.driver_files import driver_files
+from nodeworkers.hardware.machine_sources import tree_of
 from nodeworkers.hardware.watching import Watching, command
 from nodeworkers.ledger import Ledger
 from nodeworkers.sockets import SocketError
@@ -162,7 +163,7 @@ class DeviceService:
         self.core.seen(sight)
 
     def _files(self) -> DriverFiles:
-        return driver_files(self._tree / "dev", lambda: "") if self._simulated else driver_files()
+        return driver_files(tree_of(self._tree, "nvidia") / "dev", lambda: "") if self._simulated else driver_files()
 
     def _by_plugin(self, resource: str) -> bool:
         return self._options.fronts.of(resource) == "device-plugin"

@@ -12,7 +12,8 @@ from pydantic import Field, ValidationError
 
 from crds.gpuworkload import CRDModel
 from crds.refusals import explain_refusal
-from nodeworkers.hardware.machine_tenstorrent import SimulatedTenstorrent, TenstorrentMachine
+from nodeworkers.hardware.machine_nvidia import NvidiaMachine
+from nodeworkers.hardware.machine_tenstorrent import TenstorrentMachine
 from nodeworkers.hardware.provider import HardwareError
 
 MOST_BYTES = 1024 * 1024  # of a file
@@ -27,7 +28,7 @@ class Machine(CRDModel):
     """A simulated machine. A vendor that is left out has no cards in it."""
 
     tenstorrent: TenstorrentMachine = Field(default_factory=TenstorrentMachine)
-    # A vendor's section is one line here: `nvidia: NvidiaMachine = Field(default_factory=NvidiaMachine)`.
+    nvidia: NvidiaMachine = Field(default_factory=NvidiaMachine)
 
 
 def read(path: Path) -> Machine:
@@ -78,12 +79,6 @@ class MachineFile:
         if isinstance(self._last, MachineError):
             raise self._last
         return self._last
-
-
-def tenstorrent(file: Path, tree: Path) -> SimulatedTenstorrent:
-    """The Source of the machine that a file describes, laid out below the folder `tree`."""
-    machine = MachineFile(file)
-    return SimulatedTenstorrent(lambda: machine.machine().tenstorrent, tree)
 
 
 def _parsed(text: str) -> tuple[yaml.Node | None, Any]:

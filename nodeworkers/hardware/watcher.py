@@ -30,8 +30,8 @@ SOURCES: dict[str, str] = {
 }
 # And, where it can be simulated, one line here: from a machine's YAML file and a folder for its tree.
 SIMULATED: dict[str, str] = {
-    "nvidia": "nodeworkers.hardware.machine:nvidia",
-    "tenstorrent": "nodeworkers.hardware.machine:tenstorrent",
+    "nvidia": "nodeworkers.hardware.machine_sources:nvidia",
+    "tenstorrent": "nodeworkers.hardware.machine_sources:tenstorrent",
 }
 LOOK_SECONDS = 2.0  # from one look to the next where nothing happens: each line is also the sign of life
 SHORTEST_SECONDS = 0.1  # from one look to the next where much happens
