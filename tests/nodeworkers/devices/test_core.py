@@ -250,6 +250,23 @@ async def test_seats_take_their_gpus_and_a_held_one_outlives_its_configuration(r
     assert not rig.dra.offered()[GPU]
 
 
+async def test_a_gpu_that_a_pod_has_whole_is_no_groups_meanwhile(rig: Rig) -> None:
+    await rig.look(Sight("nvidia", tuple(GPUS)))
+    rig.dra.allocate(GPU, ["GPU-1"], claim="c")
+    await configured(rig, SEATS)
+    assert not rig.ids(SEAT) and "waits" in rig.core.state.plan.waiting[0]
+    rig.dra.release("c")
+    await rig.core.settle()
+    assert list(rig.ids(SEAT)) == ["kyb-G01-s1", "kyb-G01-s2"]
+
+
+async def test_a_provider_that_may_have_missed_some_makes_nobody_forget_them(rig: Rig) -> None:
+    await rig.see(*CARDS)
+    await rig.look(Sight("tenstorrent", problem="It lists nothing."))
+    await rig.core.settle()
+    assert rig.ids() == {"tt-0": True, "tt-1": True, "tt-2": True}
+
+
 async def test_a_mistake_of_ours_leaves_what_was_offered(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     await rig.see(*CARDS)
     loop = asyncio.create_task(rig.core.run())
