@@ -103,7 +103,7 @@ class Rig:
 @pytest.fixture
 def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     made = Rig(tmp_path)
-    monkeypatch.setattr(module.time, "time", lambda: made.now)
+    monkeypatch.setattr("nodeworkers.devices.core.time.time", lambda: made.now)
     yield made
     made.ledger.close()
 

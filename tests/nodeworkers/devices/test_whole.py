@@ -97,8 +97,7 @@ def test_nothing_is_lost_or_given_twice_when_either_side_is_killed_under_load(no
             took.append(asyncio.run(until_all_are_there(node)))
             assert took[-1] <= BACK, f"kill {number} of {victim}: all was back after {took[-1]:.1f} s"
             if number % 4 == 3:  # a kubelet that is killed every few seconds would start no pod at all
-                before = load.ended
-                node.until("pods come and go", lambda before=before: load.ended > before or bool(load.trouble), 120)
+                node.until("pods come and go", load.goes_on, 120)
     finally:
         load.over.set()
         load.join(120)
@@ -162,6 +161,12 @@ class Load(Thread):
         self.ended = 0
         self.trouble: list[str] = []
         self._node = node
+        self._told = 0
+
+    def goes_on(self) -> bool:
+        """Whether a pod has ended since this was last true."""
+        before, self._told = self._told, self.ended
+        return self.ended > before or bool(self.trouble)
 
     def run(self) -> None:
         number = 0
