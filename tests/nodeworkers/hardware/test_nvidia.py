@@ -262,6 +262,7 @@ class TestErrors:
             rig.nvml.failing[name, 0] = UNKNOWN_ERROR
         sight = rig.source.look()
         assert sight.cards == before.cards, "above all, it is not offered as a whole GPU"
+        assert sight.links == before.links
         assert set(reasons(sight)) == {card.id for card in before.cards[:2]}
         trouble = sight.troubles[uuid(0)]
         assert trouble.reason == "NotAnswering" and not trouble.sure and "Unknown Error" in trouble.message
