@@ -13,7 +13,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
-MOST_GPUS = 256
+MOST_GPUS = 128  # their pairs have to fit into a line of the watcher
 MOST_NVLINKS = 36  # of one GPU: NVML_NVLINK_MAX_LINKS
 SWITCH = "0000:f0:00.0"  # the NVSwitch, as one
 _PAIR_LANES, _SWITCH_LANES = 4, 18

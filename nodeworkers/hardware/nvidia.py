@@ -319,7 +319,7 @@ class Nvidia:
 
     def _wiring(self, nvml: Any, gpus: Sequence[_Gpu]) -> Wiring:
         """Read once for each set of GPUs: it takes hundreds of calls."""
-        answering = {gpu.card.id: (gpu.card.address, gpu.handle) for gpu in gpus if gpu.handle and not gpu.asker.failed}
+        answering = {gpu.card.id: (gpu.card.address, gpu.handle) for gpu in gpus if gpu.handle and not gpu.asker.lost}
         key = {name: address for name, (address, _) in answering.items()}
         if self._wired is None or self._wired[0] != key or not self._wired[1].complete:
             self._wired = (key, wiring(nvml, answering))

@@ -28,7 +28,7 @@ from nodeworkers.hardware.source import Source
 from planning.devices.cards import Card, Link, Sight
 from tests.nodeworkers.hardware.nvidia_rig import Rig, gpus, uuid
 
-LOST, UNKNOWN_ERROR, UNINITIALIZED = 15, 999, 1
+UNKNOWN_ERROR = 999
 
 
 @pytest.fixture
@@ -254,6 +254,27 @@ class TestErrors:
         sight = Rig(folder, gpus("none", "lost", "none")).source.look()
         assert [card.id for card in sight.cards] == [uuid(0), uuid(2)]
         assert sight.problem.startswith("NVIDIA GPU 1 of 3 does not answer: GPU is lost; it fell off the bus")
+
+    def test_a_gpu_that_answers_in_part_is_still_what_it_was(self, folder: Path) -> None:
+        rig = Rig(folder, {"gpus": [{"mig": ["1g.10gb"]}, {}]})
+        before = rig.source.look()
+        for name in ("nvmlDeviceGetName", "nvmlDeviceGetMigMode", "nvmlDeviceGetTemperature"):
+            rig.nvml.failing[name, 0] = UNKNOWN_ERROR
+        sight = rig.source.look()
+        assert sight.cards == before.cards, "above all, it is not offered as a whole GPU"
+        assert sight.links == before.links
+        assert set(reasons(sight)) == {card.id for card in before.cards[:2]}
+        trouble = sight.troubles[uuid(0)]
+        assert trouble.reason == "NotAnswering" and not trouble.sure and "Unknown Error" in trouble.message
+        assert sight.readings[uuid(0)].temperature is None and sight.readings[uuid(0)].power == 70
+
+    @pytest.mark.parametrize("function", ["nvmlDeviceGetHandleByIndex", "nvmlDeviceGetPowerUsage"])
+    def test_a_gpu_that_says_that_it_needs_a_reset(self, folder: Path, function: str) -> None:
+        rig = Rig(folder, gpus("none", "none"))
+        rig.source.look()
+        rig.nvml.failing[function, 1] = pynvml.NVML_ERROR_RESET_REQUIRED
+        sight = rig.source.look()
+        assert reasons(sight) == {uuid(1): "ResetRequired"} and sight.troubles[uuid(1)].sure
 
     def test_ecc_errors_are_seen_without_events(self, folder: Path) -> None:
         rig = Rig(folder, gpus("none", driver="550.90.07"))

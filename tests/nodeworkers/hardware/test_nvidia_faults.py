@@ -92,6 +92,16 @@ def test_a_gpu_is_unwell_while_its_driver_asks_for_something(faults: Faults, clo
     assert reason(faults) == "", "it was reset"
 
 
+def test_a_driver_that_asks_for_nothing_any_more_saw_a_reset(faults: Faults) -> None:
+    faults.answered("a", NO_ACTION, 0)
+    faults.reported("a", 79)
+    faults.answered("a", NO_ACTION, 0)
+    assert reason(faults) == "Xid79", "it may not have asked yet"
+    faults.answered("a", REBOOT, 0)
+    faults.answered("a", NO_ACTION, 0)
+    assert reason(faults) == "", "at once"
+
+
 def test_an_action_that_nobody_knows_counts(faults: Faults) -> None:
     faults.answered("a", 4711, 0)
     assert reason(faults) == "RecoveryRequired"

@@ -82,3 +82,16 @@ def test_what_failed_is_asked_again(tmp_path: Path) -> None:
     assert set(numbered(rig.source.look().links)) == {(0, 1), (0, 2)}
     rig.nvml.failing.clear()
     assert set(numbered(rig.source.look().links)) == {(0, 1), (0, 2), (1, 2)}
+
+
+def test_a_gpu_that_is_lost_meanwhile_costs_its_own_links_alone(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, gpus("none", "none", "none"))
+    told = rig.simulated.nvmlDeviceGetTopologyCommonAncestor
+
+    def lost(one: Any, other: Any) -> int:
+        if other.number == 1:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)  # type: ignore[no-untyped-call]
+        return told(one, other)
+
+    rig.simulated.nvmlDeviceGetTopologyCommonAncestor = lost  # type: ignore[method-assign]
+    assert set(numbered(rig.source.look().links)) == {(0, 2), (1, 2)}

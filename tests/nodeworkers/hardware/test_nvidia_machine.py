@@ -32,7 +32,7 @@ def test_little_needs_to_be_written() -> None:
         {"gpu": []},
         {"gpus": [{"product": "H900"}]},
         {"gpus": [{"count": 0}]},
-        {"gpus": [{"count": 200}, {"count": 57}]},
+        {"gpus": [{"count": 100}, {"count": 29}]},
         {"gpus": [{"fault": "xid:"}]},
         {"gpus": [{"fault": "sulking"}]},
         {"gpus": [{"mig": ["9g.1gb"]}]},
