@@ -36,7 +36,7 @@ THERMAL_SECONDS = 600.0  # that a card counts as unfit after it shut down for it
 LINK_SECONDS = 60.0  # and after its PCI link reported uncorrectable errors
 _POLL = 0.25  # seconds between listings of the class while waiting
 _RESOURCE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")  # the name in an extended resource's name
-_ASIC = re.compile(r"[0-9a-f]{4,32}")
+_ASIC = re.compile(r"(?=.*[1-9a-f])[0-9a-f]{4,32}")  # a chip that was never given one says zeros
 _HUGEPAGES = "hugepages/hugepages-1048576kB"
 
 
@@ -83,12 +83,12 @@ class Tenstorrent:
                 f"/sys/class/tenstorrent cannot be listed: {error.strerror or error}; let berth's node process "
                 "read /sys."
             ) from error
+        self._states = {place.address: self._states.get(place.address) or _State() for place in places}
         if not places:
             return Sight(self.vendor, problem=" ".join(filter(None, [_lost(lost), self._driverless()])))
         places, doubles = _once(places)
         answers = self._tree.read(places)
         now = self._clock()
-        self._states = {place.address: self._states.get(place.address) or _State() for place in places}
         nodes, links = self._tree.nodes(), self._tree.links()
         driver = said(self._tree.text("module/tenstorrent/version"))
         cards, troubles, readings = [], {}, {}
@@ -178,7 +178,7 @@ class Tenstorrent:
 def _identify(state: _State, place: Place, raw: Raw | None, linked: str, driver: str) -> None:
     """Takes into `state` what the card says of itself. What it does not say now stays as it was."""
     asic = raw.texts.get("tt_asic_id", "").lower() if raw else ""
-    if _ASIC.fullmatch(asic) and asic.strip("0"):
+    if _ASIC.fullmatch(asic):
         state.asic = asic
     elif not state.asic and _ASIC.fullmatch(linked):
         state.asic = linked
@@ -327,8 +327,8 @@ def _named(card: Card) -> str:
 
 
 def _iommu(kind: str) -> str:
-    """What an IOMMU does for a card, from the type of its group (Linux, ABI/testing/sysfs-kernel-iommu_groups), '' if it
-    is in none. Unless it translates, user space wants pages of 1 GiB.
+    """What an IOMMU does for a card, from the type of its group (Linux, ABI/testing/sysfs-kernel-iommu_groups), '' if
+    it is in none. Unless it translates, user space wants pages of 1 GiB.
     """
     if kind.startswith("DMA"):
         return "translated"
