@@ -37,8 +37,8 @@ class Rig:
         self.source = self.fresh()
 
     def fresh(self, read: Callable[[str, int], str] = read_simulated) -> Tenstorrent:
-        roots = (self.folder / name for name in ("sys", "dev", "proc"))
-        return Tenstorrent(*roots, read=read, clock=lambda: self.now)
+        sys, dev, proc = (self.folder / name for name in ("sys", "dev", "proc"))
+        return Tenstorrent(sys, dev, proc, read=read, clock=lambda: self.now)
 
     def apply(self, **section: Any) -> None:
         self.simulation.apply(machine(**section))
@@ -193,6 +193,39 @@ def test_cards_come_and_go(rig: Rig) -> None:
     assert len(rig.look().cards) == 1
     rig.apply(cards=[])
     assert rig.look() == Sight("tenstorrent")
+
+
+def test_cards_that_change_places_while_they_are_read_are_not_mixed_up(tmp_path: Path) -> None:
+    def cards(*order: int) -> list[dict[str, Any]]:
+        return [
+            {"type": "n150", "address": f"0000:0{place}:00.0", "index": index} for place, index in enumerate(order, 1)
+        ]
+
+    rig = Rig(tmp_path, cards=cards(0, 1))
+    ids = {card.address: card.id for card in rig.look().cards}
+    orders = [cards(1, 0)]
+
+    def read(path: str, most: int) -> str:
+        if path.endswith("tt_asic_id") and orders:
+            rig.apply(cards=orders.pop())
+        return read_simulated(path, most)
+
+    sight = rig.fresh(read).look()
+    assert {card.address: card.id for card in sight.cards} == ids and sight.problem == "" and not sight.troubles
+    assert {card.address: card.index for card in sight.cards} == {"0000:01:00.0": 1, "0000:02:00.0": 0}
+
+
+def test_a_card_that_never_rests_is_left_out_until_it_does(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, cards=[{"type": "n150", "count": 2}])
+    resting = rig.look().cards[0]
+
+    def read(path: str, most: int) -> str:
+        if path.endswith("0000:02:00.0/device"):
+            rig.now += 1
+            rig.apply(cards=[{"type": "n150"}, {"type": "n150", "index": int(rig.now) % 2 + 5}])
+        return read_simulated(path, most)
+
+    assert rig.fresh(read).look().cards == (resting,)
 
 
 def test_two_cards_of_one_asic_id_go_by_their_addresses(tmp_path: Path) -> None:
@@ -424,6 +457,41 @@ def test_a_card_that_hangs_condemns_no_other_and_comes_back(rig: Rig) -> None:
     while (sight := rig.look()).troubles:
         assert time.monotonic() < deadline, sight.troubles
     assert len(sight.readings) == 3
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_card_that_hangs_halfway_is_what_it_was(rig: Rig) -> None:
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    def read(path: str, most: int) -> str:
+        if hangs.is_set() and path.endswith("tt_fw_bundle_ver"):
+            goes_on.wait(30)
+        return read_simulated(path, most)
+
+    source = rig.fresh(read)
+    before = source.look().cards
+    hangs.set()
+    sight = source.look()
+    assert [trouble.reason for trouble in sight.troubles.values()] == ["Hangs"]
+    assert sight.cards == before
+    goes_on.set()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_read_that_returns_late_takes_no_other_card_with_it(rig: Rig) -> None:
+    rig.apply(cards=faults("none", "none", "none", "none"))
+    goes_on = threading.Event()
+
+    def read(path: str, most: int) -> str:
+        if path.endswith("0000:01:00.0/device"):
+            goes_on.wait(30)
+        if path.endswith("0000:02:00.0/device"):
+            goes_on.set()
+            time.sleep(tenstorrent_sysfs.PATIENCE / 2)  # the other could take the next card in this time
+        return read_simulated(path, most)
+
+    sight = rig.fresh(read).look()
+    assert [trouble.reason for trouble in sight.troubles.values()] == ["Hangs"]
 
 
 @pytest.mark.usefixtures("impatient")

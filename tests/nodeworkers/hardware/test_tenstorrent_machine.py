@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from nodeworkers.hardware import machine_tenstorrent
 from nodeworkers.hardware.machine import MachineFile
 from nodeworkers.hardware.machine_tenstorrent import (
     MANIFEST,
@@ -75,7 +74,7 @@ def test_where_they_may_not_be_made_they_are_plain_files(tmp_path: Path, monkeyp
     def refuse(*_: object) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
-    monkeypatch.setattr(machine_tenstorrent.os, "mknod", refuse)
+    monkeypatch.setattr(os, "mknod", refuse)
     simulation = Simulation(tmp_path, machine(n150()))
     assert (tmp_path / "dev/tenstorrent/0").is_file()
     before = files(tmp_path)["dev/tenstorrent/0"]
@@ -101,6 +100,15 @@ def test_a_beat_is_of_those_that_live(tmp_path: Path) -> None:
     simulation.beat()
     assert beats[0].read_text() != before[0] and beats[1].read_text() == before[1]
     assert not (tmp_path / "sys/class/tenstorrent/tenstorrent!2").is_symlink()
+
+
+def test_a_file_is_never_half_there(tmp_path: Path) -> None:
+    simulation = Simulation(tmp_path, machine(n150()))
+    beats = threading.Thread(target=lambda: [simulation.beat() for _ in range(200)], daemon=True)
+    path = str(tmp_path / "sys/class/tenstorrent/tenstorrent!0/tt_heartbeat")
+    beats.start()
+    while beats.is_alive():
+        assert read_simulated(path, 99).isdecimal()
 
 
 def test_one_who_comes_after_a_killed_process_finds_its_own_and_leaves_the_rest(tmp_path: Path) -> None:
@@ -176,7 +184,7 @@ def test_reads_that_fail_as_the_driver_lets_them_fail(tmp_path: Path, fault: str
 def test_while_it_changes_a_look_is_a_sight(tmp_path: Path) -> None:
     """Each file changes at once, so another process may look at any moment."""
     simulation = Simulation(tmp_path, machine(n150(count=3)))
-    provider = Tenstorrent(*(tmp_path / name for name in ("sys", "dev", "proc")), read=read_simulated)
+    provider = Tenstorrent(tmp_path / "sys", tmp_path / "dev", tmp_path / "proc", read=read_simulated)
     ids = {card.address: card.id for card in provider.look().cards}
     stop, seen = threading.Event(), []
 
