@@ -1,5 +1,5 @@
-"""A machine that is not there, described in a YAML file: which cards it has and what is wrong with each, for
-`berth node --simulated-machine` and for tests. Each vendor's section has its own module.
+"""A machine that is not there, described in a YAML file: which cards it has and what is wrong with each, for nodes that
+simulate their hardware and for tests. Each vendor's section has its own module.
 """
 
 from __future__ import annotations

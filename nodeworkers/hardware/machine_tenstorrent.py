@@ -355,8 +355,9 @@ def read_simulated(path: str, most: int) -> str:
 def _tree(machine: TenstorrentMachine, beats: int) -> dict[str, _File]:
     """All files by path below the folder, in the order in which they come to be: the class of cards is the last."""
     cards = [each for each in machine.plugged() if each.card.fault != "gone"]
-    texts = {"sys/module/tenstorrent/version": f"{machine.driver}-simulated"}
-    texts |= _hugepages(machine)
+    texts = _hugepages(machine)
+    if machine.cards:
+        texts["sys/module/tenstorrent/version"] = f"{machine.driver}-simulated"
     files: dict[str, _File] = {}
     links: dict[str, str] = {}
     for each in cards:

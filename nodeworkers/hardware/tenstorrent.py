@@ -34,9 +34,10 @@ TELEMETRY_SECONDS = (
 )
 THERMAL_SECONDS = 600.0  # that a card counts as unfit after it shut down for its heat
 LINK_SECONDS = 60.0  # and after its PCI link reported uncorrectable errors
+_TRIES = 3  # to read all cards without one coming or going meanwhile
 _POLL = 0.25  # seconds between listings of the class while waiting
 _RESOURCE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")  # the name in an extended resource's name
-_ASIC = re.compile(r"[0-9a-f]{4,32}")
+_ASIC = re.compile(r"(?=.*[1-9a-f])[0-9a-f]{4,32}")  # a chip that was never given one says zeros
 _HUGEPAGES = "hugepages/hugepages-1048576kB"
 
 
@@ -77,18 +78,17 @@ class Tenstorrent:
         """
         try:
             self._seen = self._tree.names()
-            places, lost = self._tree.places()
+            places, lost, answers = self._read()
         except OSError as error:
             raise HardwareError(
                 f"/sys/class/tenstorrent cannot be listed: {error.strerror or error}; let berth's node process "
                 "read /sys."
             ) from error
+        self._states = {place.address: self._states.get(place.address) or _State() for place in places}
         if not places:
             return Sight(self.vendor, problem=" ".join(filter(None, [_lost(lost), self._driverless()])))
         places, doubles = _once(places)
-        answers = self._tree.read(places)
         now = self._clock()
-        self._states = {place.address: self._states.get(place.address) or _State() for place in places}
         nodes, links = self._tree.nodes(), self._tree.links()
         driver = said(self._tree.text("module/tenstorrent/version"))
         cards, troubles, readings = [], {}, {}
@@ -130,6 +130,18 @@ class Tenstorrent:
     def close(self) -> None:
         """Stops listening; no driver is held."""
         self._events = None
+
+    def _read(self) -> tuple[list[Place], list[str], dict[str, Raw]]:
+        """What each card says. What is read while a card comes, goes or gets another number may be half one card's and
+        half another's, so it is read anew until nothing of that has happened.
+        """
+        for _ in range(_TRIES):
+            places, lost = self._tree.places()
+            answers = self._tree.read(places)
+            now, _ = self._tree.places()
+            if now == places:
+                break
+        return [place for place in places if place in now], lost, answers
 
     def _told(self, seconds: float) -> bool:
         """Whether the kernel told of a card within so many seconds. All that it told is one piece of news."""
@@ -178,7 +190,7 @@ class Tenstorrent:
 def _identify(state: _State, place: Place, raw: Raw | None, linked: str, driver: str) -> None:
     """Takes into `state` what the card says of itself. What it does not say now stays as it was."""
     asic = raw.texts.get("tt_asic_id", "").lower() if raw else ""
-    if _ASIC.fullmatch(asic) and asic.strip("0"):
+    if _ASIC.fullmatch(asic):
         state.asic = asic
     elif not state.asic and _ASIC.fullmatch(linked):
         state.asic = linked

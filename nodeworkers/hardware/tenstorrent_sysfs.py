@@ -42,8 +42,8 @@ def read_file(path: str, most: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the kernel has a card: `/sys/class/tenstorrent/tenstorrent!<index>`, the folder of its PCI device, and that
-    device's full address in lower case.
+    """Where the kernel has a card: the folder to which `/sys/class/tenstorrent/tenstorrent!<index>` leads, that of its
+    PCI device, and that device's full address in lower case.
     """
 
     index: int
@@ -97,7 +97,8 @@ class Tree:
             match = _CLASS.fullmatch(name)
             if match is None:
                 continue
-            folder = f"{self._sys}/class/tenstorrent/{name}"
+            # Not the class's own name for it, which may be another card's before this one is read.
+            folder = os.path.realpath(f"{self._sys}/class/tenstorrent/{name}")
             pci = os.path.realpath(f"{folder}/device")
             address = os.path.basename(pci).lower()
             if _ADDRESS.fullmatch(address):
