@@ -104,7 +104,12 @@ def test_a_beat_is_of_those_that_live(tmp_path: Path) -> None:
 
 def test_a_file_is_never_half_there(tmp_path: Path) -> None:
     simulation = Simulation(tmp_path, machine(n150()))
-    beats = threading.Thread(target=lambda: [simulation.beat() for _ in range(200)], daemon=True)
+
+    def beat() -> None:
+        for _ in range(200):
+            simulation.beat()
+
+    beats = threading.Thread(target=beat, daemon=True)
     path = str(tmp_path / "sys/class/tenstorrent/tenstorrent!0/tt_heartbeat")
     beats.start()
     while beats.is_alive():
