@@ -21,7 +21,7 @@ AT = "/srv/kernels"
 
 
 def called(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(command_line(), ["cache", *map(str, arguments)], env={"COLUMNS": "200"})
+    return CliRunner().invoke(command_line(), ["cache", *map(str, arguments)], env={"COLUMNS": "400"})
 
 
 @pytest.fixture
