@@ -71,7 +71,7 @@ class SimulatedDevices:
         self._hang()
         return [*must, *(each for each in sorted(available) if each not in must)][:size]
 
-    def allocate(self, resource: str, ids: Sequence[str], claim: str = "") -> Injection:
+    def allocate(self, resource: str, ids: Sequence[str], claim: str = "", admin: bool = False) -> Injection:
         if self.fault:
             raise self.fault
         known = {each.id: each for each in self._offered.get(resource, ())}

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from nodeworkers.device_plugin.podresources import Holding, PodResources, PodResourcesError
+from nodeworkers.device_plugin.podresources import PodResources
 from nodeworkers.device_plugin.registration import Folders
 from nodeworkers.device_plugin.supervisor import Supervisor
+from nodeworkers.devices.holdings import Holding, PodResourcesError
 from planning.devices.offers import Injection, Refused
 from stack import Stack, UpOptions
 from stack.node_images import BUSYBOX
@@ -35,7 +36,7 @@ WHOLE = {N150: 4, GPU: 8}
 class NamedDevices(SimulatedDevices):
     """Devices that no container has to open: their names alone are given to it."""
 
-    def allocate(self, resource: str, ids: Sequence[str], claim: str = "") -> Injection:
+    def allocate(self, resource: str, ids: Sequence[str], claim: str = "", admin: bool = False) -> Injection:
         return Injection(env=super().allocate(resource, ids, claim).env)
 
 
