@@ -10,7 +10,6 @@ import asyncio
 import random
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,6 +17,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
+from nodeworkers.devices.holdings import Holding, PodResourcesError
 from nodeworkers.rpc import podresources_pb2 as messages
 
 SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
@@ -25,21 +25,6 @@ _MESSAGE_LIMIT = 16 * 1024 * 1024  # as the kubelet's own clients have it; a ful
 _SECONDS = 10.0  # for one question, with all attempts
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # the kubelet answers 100 questions a second of all who ask, and 10 at once
 _Answer = TypeVar("_Answer", bound=Message)
-
-
-class PodResourcesError(Exception):
-    """The kubelet did not say. The text is a sentence with the socket and why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Holding:
-    """One device that a container has."""
-
-    namespace: str
-    pod: str
-    container: str
-    resource: str
-    device_id: str
 
 
 class PodResources:

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from nodeworkers.device_plugin.podresources import PodResourcesError
 from nodeworkers.device_plugin.registration import PREFIX, Folders, Registration, Status
 from nodeworkers.devices.frontend import Devices
+from nodeworkers.devices.holdings import PodResourcesError
 
 _CHECK_SECONDS = 30.0
 _AGAIN_SECONDS = 2.0  # what was sent may be under way: drift is what is there twice

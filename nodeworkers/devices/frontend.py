@@ -24,7 +24,9 @@ class Devices(Protocol):
         """Waits until `version` is not the present one any more, 100 ms at least after the last change; the new one."""
 
     def preferred(self, resource: str, available: Sequence[str], must: Sequence[str], size: int) -> list[str]:
-        """The best `size` of the available devices, with all that it must have; never raises, and is soon done."""
+        """The best `size` of the available devices, with all that it must have; never raises, and is soon done. Called
+        in a thread beside the loop's, and so is `before_start`.
+        """
 
     def allocate(self, resource: str, ids: Sequence[str], claim: str = "", admin: bool = False) -> Injection:
         """What a container gets with these devices; recorded in the ledger. `claim`: uid of the DRA claim, which may

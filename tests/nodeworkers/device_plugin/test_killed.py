@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeworkers.device_plugin.podresources import PodResources, PodResourcesError
+from nodeworkers.device_plugin.podresources import PodResources
+from nodeworkers.devices.holdings import PodResourcesError
 from tests.nodeworkers.device_plugin import plugin_process, small_kubelet
 
 ROUNDS = 20

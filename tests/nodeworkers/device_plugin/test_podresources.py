@@ -11,7 +11,8 @@ import grpc.aio
 import pytest
 
 from nodeworkers.device_plugin import podresources as module
-from nodeworkers.device_plugin.podresources import Holding, PodResources, PodResourcesError
+from nodeworkers.device_plugin.podresources import PodResources
+from nodeworkers.devices.holdings import Holding, PodResourcesError
 from nodeworkers.rpc import podresources_pb2 as messages
 from nodeworkers.sockets import handler
 
