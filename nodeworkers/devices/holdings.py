@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal, Protocol
 
-from nodeworkers.device_plugin.podresources import Holding, PodResourcesError
 from nodeworkers.devices.records import Records
 from nodeworkers.ledger import LedgerError
 
@@ -29,11 +28,26 @@ _ANSWER_SECONDS = 10.0
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A device that a container has, as the kubelet lists it."""
+
+    namespace: str
+    pod: str
+    container: str
+    resource: str
+    device_id: str
+
+
 class PodResources(Protocol):
     """The kubelet's podresources service (v1)."""
 
     async def list(self) -> Sequence[Holding]:
         """All devices that containers have. Raises PodResourcesError where the kubelet does not answer."""
+
+
+class PodResourcesError(Exception):
+    """The kubelet does not tell who holds which device. The text says why."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from nodeworkers.device_plugin.podresources import Holding, PodResourcesError
 from nodeworkers.devices import core as module
 from nodeworkers.devices.cdi_files import CdiFiles
 from nodeworkers.devices.core import Core, FrontEnds
-from nodeworkers.devices.holdings import Holdings
+from nodeworkers.devices.holdings import Holding, Holdings, PodResourcesError
 from nodeworkers.devices.profiles import Profiles
 from nodeworkers.devices.records import Records
 from nodeworkers.ledger import Ledger

@@ -12,9 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeworkers.device_plugin.podresources import Holding, PodResourcesError
 from nodeworkers.devices import holdings as holdings_module
-from nodeworkers.devices.holdings import GRACE_SECONDS, MISSES, POLL_SECONDS, Drift, Holder, Holdings
+from nodeworkers.devices.holdings import (
+    GRACE_SECONDS,
+    MISSES,
+    POLL_SECONDS,
+    Drift,
+    Holder,
+    Holding,
+    Holdings,
+    PodResourcesError,
+)
 from nodeworkers.devices.records import Records
 from nodeworkers.ledger import Ledger
 

@@ -12,7 +12,8 @@ from threading import Event, Thread
 
 import pytest
 
-from nodeworkers.device_plugin.podresources import Holding, PodResources, PodResourcesError
+from nodeworkers.device_plugin.podresources import PodResources
+from nodeworkers.devices.holdings import Holding, PodResourcesError
 from stack import StackError, kubelet_root
 from stack.realnode import unavailable
 from tests.nodeworkers.csi_rig import needs_mounts
