@@ -24,6 +24,7 @@ from kube.reflector import Change, Reflector
 from kube.resources import (
     CONFIGMAPS,
     CSINODES,
+    DEVICECLASSES,
     GPUMODELPROFILES,
     GPUQUOTAS,
     GPURESERVATIONS,
@@ -33,6 +34,8 @@ from kube.resources import (
     NAMESPACES,
     NODES,
     PODS,
+    RESOURCECLAIMS,
+    RESOURCESLICES,
     TRITONKERNELCACHENODESTATUSCLUSTERS,
     TRITONKERNELCACHENODESTATUSES,
 )
@@ -41,6 +44,7 @@ from planning.caches.rules import policy_of
 from planning.caches.trust import Policy
 from planning.caches.volumes import DRIVER
 from planning.caches.warmth import CacheUse, WarmNodes, cache_use
+from planning.devices import counted
 from planning.model import Defaults, JobView, NodeView, PodView, QuotaView, Snapshot, WorkloadView
 from planning.naming import JOB_SELECTOR, STRATEGY_ANNOTATION
 from planning.places import amiss
@@ -181,6 +185,19 @@ class ClusterCache:
         self.cluster_cache_uses: Reflector[CacheUse] = Reflector(
             client, TRITONKERNELCACHENODESTATUSCLUSTERS, project=cache_use, on_change=self._use_changed
         )
+        # GPUs that are offered through DRA; a cluster before 1.34 does not know these kinds.
+        self._recount = True
+        self._offered: dict[str, tuple[counted.Counted, ...]] = {}
+        self._with_offered: dict[str, tuple[NodeView, tuple[counted.Counted, ...], NodeView]] = {}
+        self.slices: Reflector[counted.SliceView] = Reflector(
+            client, RESOURCESLICES, project=counted.slice_view, optional=True, on_change=self._offer_changed
+        )
+        self.device_classes: Reflector[counted.ClassView] = Reflector(
+            client, DEVICECLASSES, project=counted.class_view, optional=True, on_change=self._offer_changed
+        )
+        self.claims: Reflector[tuple[counted.Device, ...]] = Reflector(
+            client, RESOURCECLAIMS, project=counted.claim_view, optional=True, on_change=self._offer_changed
+        )
         self.namespaces: Reflector[tuple[str, str]] = Reflector(client, NAMESPACES, project=namespace_strategy)
         self.settings_map: Reflector[dict[str, Any]] = Reflector(
             client,
@@ -211,6 +228,9 @@ class ClusterCache:
             "csinodes": self.csi_nodes,
             "tritonkernelcachenodestatuses": self.cache_uses,
             "tritonkernelcachenodestatusclusters": self.cluster_cache_uses,
+            "resourceslices": self.slices,
+            "deviceclasses": self.device_classes,
+            "resourceclaims": self.claims,
             "configmaps": self.settings_map,
         }
 
@@ -253,7 +273,7 @@ class ClusterCache:
         now = time.time()
         return Snapshot(
             now=now,
-            nodes=tuple(self.nodes.items.values()),
+            nodes=self.offering(),
             pods=tuple(self.pods.items.values()),
             jobs=tuple(self._aged(uid, job, now) for uid, job in self.live_jobs.items()),
             workloads=tuple(self.workloads.items.values()),
@@ -265,6 +285,33 @@ class ClusterCache:
             reservations=tuple(self.reservations.items.values()),
             warm=self._warm.now(),
         )
+
+    def offering(self) -> tuple[NodeView, ...]:
+        """The nodes with the GPUs that they offer in either way. One object for as long as it says the same."""
+        if self._recount:
+            self._recount = False
+            values = (self.slices.items.values(), self.device_classes.items.values(), self.claims.items.values())
+            self._offered = counted.counted(*values)
+        if not self._offered:
+            self._with_offered = {}
+            return tuple(self.nodes.items.values())
+        before, self._with_offered = self._with_offered, {}
+        return tuple(self._offering(node, before) for node in self.nodes.items.values())
+
+    def _offering(
+        self, node: NodeView, before: Mapping[str, tuple[NodeView, tuple[counted.Counted, ...], NodeView]]
+    ) -> NodeView:
+        found = self._offered.get(node.name)
+        if found is None:
+            return node
+        known = before.get(node.uid)
+        if known is None or known[0] is not node or known[1] != found:
+            known = node, found, counted.with_devices(node, found, self._settings.gpu_resource)
+        self._with_offered[node.uid] = known
+        return known[2]
+
+    def _offer_changed(self, _: Change[Any]) -> None:
+        self._recount = True
 
     def _aged(self, uid: str, job: JobView, now: float) -> JobView:
         """A Job that waits for its pod, as old as this process has known it: the API server's clock may differ from
@@ -290,7 +337,7 @@ class ClusterCache:
             return None
         made, types = self._gpu_types
         if not made or time.monotonic() - made > GPU_TYPES_KEPT:
-            types = gpu_types(self.nodes.items.values())
+            types = gpu_types(self.offering())
             self._gpu_types = time.monotonic(), types
         profiles = self._profiles_by_model.of((view.namespace, view.spec.model_name))
         ask = ask_of(view.spec, self._settings.gpu_resource)

@@ -14,19 +14,23 @@ from crds import (
     gpumodelprofile,
     gpuquota,
     gpureservation,
+    gpuseatprofile,
     gpuworkload,
     kernelcache,
     kernelcache_node,
     kernelcachepolicy,
+    nodedevices,
 )
 from crds.gpumodelprofile import GPUModelProfileSpec, GPUModelProfileStatus
 from crds.gpuquota import GPUQuotaSpec, GPUQuotaStatus
 from crds.gpureservation import GPUReservationSpec, GPUReservationStatus
+from crds.gpuseatprofile import GPUSeatProfileSpec, GPUSeatProfileStatus
 from crds.gpuworkload import MUTABLE, GPUWorkloadSpec
 from crds.gpuworkload_status import GPUWorkloadStatus
 from crds.kernelcache import TritonKernelCacheClusterSpec, TritonKernelCacheSpec, TritonKernelCacheStatus
 from crds.kernelcache_node import NodeCacheStatus, NodeStatusSpec
 from crds.kernelcachepolicy import KernelCachePolicySpec
+from crds.nodedevices import NodeDevicesSpec, NodeDevicesStatus
 
 Schema = dict[str, Any]
 
@@ -274,6 +278,56 @@ DEFINITIONS = (
             column("May skip", ".spec.allowSkipping", "boolean", description="Whether caches may go unverified."),
             column("Age", ".metadata.creationTimestamp", "date"),
             column("First signer", ".spec.signers[0].name", priority=1),
+        ],
+    ),
+    Definition(
+        kind=nodedevices.KIND,
+        plural=nodedevices.PLURAL,
+        short_name="nd",
+        scope="Cluster",
+        module="crds/nodedevices.py",
+        description="The accelerators of one node, what they are offered as and who holds them, written by that node.",
+        spec=NodeDevicesSpec,
+        status=NodeDevicesStatus,
+        columns=[
+            column("Devices", ".status.summary"),
+            column("Cards", ".status.count", "integer"),
+            column("Unhealthy", ".status.unhealthy", "integer"),
+            column("Held", ".status.held", "integer", description="Devices that containers have."),
+            column("Seats", ".status.seats.seats", "integer"),
+            column("Problem", ".status.problems[0]"),
+            column("Age", ".metadata.creationTimestamp", "date"),
+            column("Seat profile", ".status.seats.source", priority=1),
+            column("Simulated", ".status.simulated", "boolean", priority=1),
+            column("Updated", ".status.updated", "date", priority=1),
+        ],
+        rules=[
+            {
+                "rule": "self.metadata.name == self.spec.nodeName",
+                "fieldPath": ".spec.nodeName",
+                "message": "must be the object's name",
+            }
+        ],
+    ),
+    Definition(
+        kind=gpuseatprofile.KIND,
+        plural=gpuseatprofile.PLURAL,
+        short_name="gpusp",
+        scope="Cluster",
+        group=gpuseatprofile.GROUP,
+        module="crds/gpuseatprofile.py",
+        description="How many seats which groups of GPUs of which nodes have.",
+        spec=GPUSeatProfileSpec,
+        status=GPUSeatProfileStatus,
+        columns=[
+            column("Groups", ".status.groups", "integer"),
+            column("Seats", ".status.seats", "integer"),
+            column("Serving", ".status.nodesServing", "integer", description="Nodes with at least one of its seats."),
+            column("Refused", ".status.nodesRefused", "integer", description="Nodes that refuse it or a part of it."),
+            column("Ready", said("Ready")),
+            column("Reason", said("Ready", "reason"), description="Why it is ready, or is not."),
+            column("Age", ".metadata.creationTimestamp", "date"),
+            column("Error", said("Error", "message"), priority=1),
         ],
     ),
 )

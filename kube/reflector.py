@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, Generic, Literal, TypeVar
 
 from kube.client import KubeClient
-from kube.errors import Gone, KubeError, Unavailable
+from kube.errors import Gone, KubeError, NotFound, Unavailable
 from kube.resources import Resource
 
 log = logging.getLogger(__name__)
@@ -26,6 +26,7 @@ T = TypeVar("T")
 
 _GOOD_WATCH = 1.0  # seconds; a watch that ended sooner without news counts as a failure, lest we ask in a tight loop
 _LONG_WATCH = 15.0  # seconds; a watch that lasted so long before it broke was good
+_UNKNOWN = 60.0  # seconds until a kind that the server does not know is asked for again
 _BREATHE = 500  # changes applied after a relist before other tasks get a turn
 
 
@@ -60,6 +61,8 @@ class Reflector(Generic[T]):
     it raises, that is logged and what was kept of the object stays. `on_change` is called after `items` was changed,
     synchronously, in the order of the server's stream; it should be quick and must not await.
 
+    `optional`: a cluster may not know the kind at all; that is an empty picture, until one day it does.
+
     Counters: `relists`, `watch_restarts`, `events`, `errors` (callbacks that raised, objects without uid or version).
     """
 
@@ -73,6 +76,7 @@ class Reflector(Generic[T]):
         label_selector: str = "",
         field_selector: str = "",
         metadata_only: bool = False,
+        optional: bool = False,
         on_change: Callable[[Change[T]], None] | None = None,
         page_size: int = 500,
         watch_seconds: int = 270,
@@ -97,6 +101,7 @@ class Reflector(Generic[T]):
             "field_selector": field_selector,
             "metadata_only": metadata_only,
         }
+        self._optional = optional
         self._page_size = page_size
         self._watch_seconds = watch_seconds
         self._backoff = backoff
@@ -173,11 +178,23 @@ class Reflector(Generic[T]):
             silent = isinstance(error, Unavailable)
             if error is None and good:
                 continue
+            if self._optional and not listed and isinstance(error, NotFound):
+                self._unknown()
+                await asyncio.sleep(_UNKNOWN)
+                continue
             delay = self._backoff.delay(max(1, failures))
             if isinstance(error, KubeError) and error.retry_after:
                 delay += error.retry_after
             self._report(error, listed, delay)
             await asyncio.sleep(delay)
+
+    def _unknown(self) -> None:
+        """The server does not know the kind: there are none."""
+        self._contact()
+        self.last_error = None
+        for uid in list(self._items):
+            self._remove(uid, self.resource_version)
+        self.synced.set()
 
     def _report(self, error: Exception | None, listed: bool, delay: float) -> None:
         how = "watching on" if listed else "listing again"

@@ -101,7 +101,14 @@ TRITONKERNELCACHENODESTATUSES = Resource(
 TRITONKERNELCACHENODESTATUSCLUSTERS = Resource(
     "tkm.io", "v1alpha1", "tritonkernelcachenodestatusclusters", "TritonKernelCacheNodeStatusCluster", False
 )
+NODEDEVICES = Resource("gpu.warp.dev", "v1alpha1", "nodedevices", "NodeDevices", False)
 KERNELCACHEPOLICIES = Resource("tkm.io", "v1alpha1", "kernelcachepolicies", "KernelCachePolicy", False)
+GPUSEATPROFILES = Resource("kyb.ai", "v1alpha1", "gpuseatprofiles", "GPUSeatProfile", False)
+
+RESOURCESLICES = Resource("resource.k8s.io", "v1", "resourceslices", "ResourceSlice", False)
+RESOURCECLAIMS = Resource("resource.k8s.io", "v1", "resourceclaims", "ResourceClaim", True)
+RESOURCECLAIMTEMPLATES = Resource("resource.k8s.io", "v1", "resourceclaimtemplates", "ResourceClaimTemplate", True)
+DEVICECLASSES = Resource("resource.k8s.io", "v1", "deviceclasses", "DeviceClass", False)
 
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace", False)
 NODES = Resource("", "v1", "nodes", "Node", False)

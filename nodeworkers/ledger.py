@@ -1,4 +1,4 @@
-"""The node's own record of kernel caches and mounts: one SQLite file, from which the kubelet is answered (law 3).
+"""The node's own record, here of kernel caches and mounts: one SQLite file, from which the kubelet is answered (law 3).
 
 One process writes it; others may read it meanwhile (WAL). A damaged file is set aside and the record made anew: caches
 from a copy of each beside it, mounts from the kernel's own table (`csi/volumes.py`).
@@ -105,6 +105,25 @@ MIGRATIONS: tuple[tuple[str, str], ...] = (
         CREATE TRIGGER seen_goes_with_the_cache AFTER DELETE ON caches BEGIN
           DELETE FROM seen WHERE cache_uid = OLD.uid AND volume_id = '';
         END;
+        """,
+    ),
+    (
+        "devices: see nodeworkers/devices/records.py",
+        """
+        CREATE TABLE cards (
+          id TEXT PRIMARY KEY,
+          card TEXT NOT NULL,
+          health TEXT NOT NULL,
+          seen REAL NOT NULL
+        ) STRICT;
+        CREATE TABLE allocations (
+          number INTEGER PRIMARY KEY,
+          resource TEXT NOT NULL,
+          devices TEXT NOT NULL,
+          claim TEXT NOT NULL,
+          given REAL NOT NULL,
+          injection TEXT NOT NULL
+        ) STRICT;
         """,
     ),
 )
@@ -219,12 +238,12 @@ class Ledger:
     def caches(self, name: str | None = None) -> list[NodeCache]:
         """All caches, or those of this name in any namespace."""
         if name is None:
-            return self._read("SELECT * FROM caches", (), _cache_of)
-        return self._read("SELECT * FROM caches WHERE name = ?", (name,), _cache_of)
+            return self.read("SELECT * FROM caches", (), _cache_of)
+        return self.read("SELECT * FROM caches WHERE name = ?", (name,), _cache_of)
 
     def cache(self, uid: str) -> NodeCache | None:
         """The cache of this UID."""
-        return next(iter(self._read("SELECT * FROM caches WHERE uid = ?", (uid,), _cache_of)), None)
+        return next(iter(self.read("SELECT * FROM caches WHERE uid = ?", (uid,), _cache_of)), None)
 
     def put_cache(self, cache: NodeCache) -> None:
         """Writes a cache down. Another of the same name is gone: the name is free only once its object is."""
@@ -245,25 +264,25 @@ class Ledger:
         with self.transaction():
             if _UID.fullmatch(uid):
                 (self._copies / f"{uid}.json").unlink(missing_ok=True)
-            self._execute("DELETE FROM caches WHERE uid = ?", (uid,))
+            self.execute("DELETE FROM caches WHERE uid = ?", (uid,))
 
     # ---- mounts
 
     def mounts(self) -> list[Mount]:
         """All volumes, also those that are being mounted or unmounted."""
-        return self._read("SELECT * FROM mounts", (), _mount_of)
+        return self.read("SELECT * FROM mounts", (), _mount_of)
 
     def mount(self, volume_id: str) -> Mount | None:
         """The volume of this id."""
-        return next(iter(self._read("SELECT * FROM mounts WHERE volume_id = ?", (volume_id,), _mount_of)), None)
+        return next(iter(self.read("SELECT * FROM mounts WHERE volume_id = ?", (volume_id,), _mount_of)), None)
 
     def mounts_of(self, cache_uid: str) -> list[Mount]:
         """The volumes of one cache."""
-        return self._read("SELECT * FROM mounts WHERE cache_uid = ?", (cache_uid,), _mount_of)
+        return self.read("SELECT * FROM mounts WHERE cache_uid = ?", (cache_uid,), _mount_of)
 
     def volumes(self) -> int:
         """How many volumes there are."""
-        return sum(self._read("SELECT count(*) FROM mounts", (), lambda row: int(row[0])))
+        return sum(self.read("SELECT count(*) FROM mounts", (), lambda row: int(row[0])))
 
     def put_mount(self, mount: Mount) -> None:
         """Writes a volume down."""
@@ -271,12 +290,12 @@ class Ledger:
 
     def remove_mount(self, volume_id: str) -> None:
         """Forgets a volume."""
-        self._execute("DELETE FROM mounts WHERE volume_id = ?", (volume_id,))
+        self.execute("DELETE FROM mounts WHERE volume_id = ?", (volume_id,))
 
     def digests(self) -> set[str]:
         """The digests that somebody needs: mounted, or what new pods get, or what to fall back to."""
         query = "SELECT digest FROM mounts UNION SELECT digest FROM caches UNION SELECT last_known_good FROM caches"
-        return set(self._read(query, (), lambda row: str(row[0]))) - {""}
+        return set(self.read(query, (), lambda row: str(row[0]))) - {""}
 
     # ---- what pods reported
 
@@ -285,7 +304,7 @@ class Ledger:
         fall, so that a repeated or late note changes nothing.
         """
         values = {"volume_id": volume_id, **asdict(seen)}
-        self._execute(
+        self.execute(
             "INSERT INTO seen SELECT cache_uid, digest, volume_id, :hits, :misses, :compile_seconds FROM mounts "
             "WHERE volume_id = :volume_id ON CONFLICT DO UPDATE SET hits = max(hits, excluded.hits), "
             "misses = max(misses, excluded.misses), compile_seconds = max(compile_seconds, excluded.compile_seconds)",
@@ -298,25 +317,27 @@ class Ledger:
             "SELECT cache_uid, digest, sum(hits), sum(misses), sum(compile_seconds) FROM seen "
             "GROUP BY cache_uid, digest"
         )
-        return dict(self._read(query, (), lambda row: ((row[0], row[1]), Seen(*row[2:]))))
+        return dict(self.read(query, (), lambda row: ((row[0], row[1]), Seen(*row[2:]))))
 
     def seen_by_volume(self) -> dict[str, Seen]:
         """What pods reported, by volume; only volumes on record."""
         query = "SELECT volume_id, hits, misses, compile_seconds FROM seen WHERE volume_id <> ''"
-        return dict(self._read(query, (), lambda row: (row[0], Seen(*row[1:]))))
+        return dict(self.read(query, (), lambda row: (row[0], Seen(*row[1:]))))
 
     # ---- the file
 
     def _write(self, table: str, names: tuple[str, ...], values: Mapping[str, Any]) -> None:
         marks = ", ".join(f":{name}" for name in names)
-        self._execute(f"INSERT OR REPLACE INTO {table} ({', '.join(names)}) VALUES ({marks})", values)  # noqa: S608
+        self.execute(f"INSERT OR REPLACE INTO {table} ({', '.join(names)}) VALUES ({marks})", values)  # noqa: S608
 
-    def _execute(self, statement: str, values: Any) -> None:
+    def execute(self, statement: str, values: Any) -> None:
+        """Writes by one statement, for the records of a feature."""
         with self._turn, self._told():
             self._db.execute(statement, values)
             self.changes += 1
 
-    def _read(self, query: str, values: Any, of: Callable[[sqlite3.Row], T]) -> list[T]:
+    def read(self, query: str, values: Any, of: Callable[[sqlite3.Row], T]) -> list[T]:
+        """What `of` makes of each row."""
         with self._turn, self._told():
             return [of(row) for row in self._db.execute(query, values).fetchall()]
 

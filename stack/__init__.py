@@ -14,7 +14,7 @@ from stack.options import ExistingCluster, ExistingTemporal, UpOptions
 from stack.paths import default_data
 from stack.process import Probe, ProcessSpec, ProcessStatus
 from stack.progress import Lines, Progress, Silent, Terminal
-from stack.realnode import kubelet_root
+from stack.realnode import cdi_folder, kubelet_root
 
 __all__ = [
     "APPLICATION_PORTS",
@@ -32,6 +32,7 @@ __all__ = [
     "StackError",
     "Terminal",
     "UpOptions",
+    "cdi_folder",
     "default_data",
     "kubelet_root",
     "node_manifest",

@@ -32,6 +32,8 @@ from stack.process import Probe, ProcessSpec
 from stack.progress import Progress
 
 KUBELET, CONTAINERD = "kubelet", "containerd"
+# Of every kubelet, whatever its --root-dir: the name is compiled in.
+DEVICE_PLUGINS = Path("/var/lib/kubelet/device-plugins")
 TOOLS = ("kubelet", "containerd", "containerd-shim-runc-v2", "ctr", "crictl")
 PORTS = ("kubelet", "kubelet-health")
 
@@ -83,6 +85,11 @@ def kubelet_root(data: Path) -> Path:
     return _Folders(Layout.of(data)).kubelet
 
 
+def cdi_folder(data: Path) -> Path:
+    """Where the containerd of the stack in a data folder looks for CDI specifications."""
+    return _Folders(Layout.of(data)).cdi
+
+
 def prepare(options: UpOptions, progress: Progress) -> None:
     """Installs the Debian packages that are missing. Raises StackError where a real node is wanted and cannot be."""
     if not options.real_node:
@@ -117,6 +124,7 @@ class _Folders:
         self.kubelet = self.root / "kubelet"
         self.run = Path("/run") / f"berth-{tag}"
         self.socket = self.run / "containerd.sock"
+        self.cdi = self.run / "cdi"
         self.bridge = f"berth{tag}"
 
 
@@ -125,6 +133,8 @@ def specs(
 ) -> list[ProcessSpec]:
     """containerd and the kubelet, with all the files they read."""
     folders = _Folders(layout)
+    if not folders.kubelet.exists():  # a new node: what the kubelet of another one remembered is not about it
+        (DEVICE_PLUGINS / "kubelet_internal_checkpoint").unlink(missing_ok=True)
     for folder in (folders.root, folders.root / "cni", folders.kubelet, folders.run):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     images = write_images(folders.root, Path("/bin/busybox"))
@@ -219,6 +229,7 @@ sandbox = "{PAUSE}"
 [plugins."io.containerd.cri.v1.runtime"]
 # Without CAP_SYS_RESOURCE, as in many containers, a score cannot be lowered.
 restrict_oom_score_adj = true
+cdi_spec_dirs = ["{folders.cdi}"]
 [plugins."io.containerd.cri.v1.runtime".cni]
 bin_dirs = ["/usr/lib/cni"]
 conf_dir = "{folders.root}/cni"

@@ -25,6 +25,7 @@ def command_line(*, processes_only: bool = False) -> typer.Typer:
         from berth.cli import (
             cache_commands,
             demo_command,
+            devices_commands,
             explain_command,
             recommend_command,
             simulate_command,
@@ -34,6 +35,7 @@ def command_line(*, processes_only: bool = False) -> typer.Typer:
 
         stack_commands.register(app, application_processes, after_up)
         demo_command.register(app)
+        app.command()(devices_commands.devices)
         explain_command.register(app)
         cache_commands.register(app)
         recommend_command.register(app)

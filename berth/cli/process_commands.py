@@ -28,8 +28,15 @@ LogLevel = Annotated[str, typer.Option(help="debug, info, warning or error.")]
 
 
 def register(app: typer.Typer) -> None:
-    for command in (controller, worker, node):
+    for command in (controller, worker):
         app.command()(_with_process_options(command))
+    # Imported here, for it takes its options' types from this module.
+    from berth.cli.devices_commands import inspect as inspect_node
+
+    group = typer.Typer(invoke_without_command=True)
+    group.callback()(_with_process_options(node))
+    group.command("inspect")(inspect_node)
+    app.add_typer(group, name="node")
 
 
 def _process_options(
@@ -93,10 +100,11 @@ def worker(
 
 
 def node(
+    called: typer.Context,
     options: ProcessOptions,
     node_name: Annotated[
         str, typer.Option(envvar="NODE_NAME", help="This node's name in the cluster (the pod's spec.nodeName).")
-    ],
+    ] = "",
     root: Annotated[
         Path, typer.Option(help="Folder of the node's ledger, its kernel caches and pods' writable layers.")
     ] = Path("/var/lib/berth"),
@@ -110,6 +118,10 @@ def node(
     ] = "",
 ) -> None:
     """Serve one node: mount kernel caches into its pods, and prepare them as the control plane asks."""
+    if called.invoked_subcommand is not None:
+        return
+    if not node_name:
+        raise typer.BadParameter("is needed: the node's name in the cluster.", param_hint="--node-name")
     from berth.node_process import NodeOptions, run_node
     from nodeworkers.hardware.simulated import simulated_gpus as read_gpus
 

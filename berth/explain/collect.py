@@ -15,6 +15,7 @@ from kube.client import KubeClient
 from kube.errors import AccessDenied, NotFound
 from kube.resources import (
     CONFIGMAPS,
+    DEVICECLASSES,
     EVENTS,
     GPUMODELPROFILES,
     GPUQUOTAS,
@@ -24,6 +25,8 @@ from kube.resources import (
     NAMESPACES,
     NODES,
     PODS,
+    RESOURCECLAIMS,
+    RESOURCESLICES,
     TRITONKERNELCACHENODESTATUSCLUSTERS,
     TRITONKERNELCACHENODESTATUSES,
     Resource,
@@ -31,6 +34,7 @@ from kube.resources import (
 from planning import views
 from planning.caches.preference import caches, mounted
 from planning.caches.warmth import Warm, WarmNodes, cache_use
+from planning.devices import counted
 from planning.model import Defaults, Snapshot, WorkloadView
 from planning.naming import JOB_SELECTOR, STRATEGY_ANNOTATION
 from planning.profile_status import profile_view
@@ -70,11 +74,16 @@ async def collect(kubeconfig: Path | None, context: str | None, namespace: str, 
             kube.list(EVENTS, namespace, field_selector=f"regarding.name={name},regarding.kind=GPUWorkload"),
         )
         profiles = await read(GPUMODELPROFILES)
+        sliced = [await _granted(kube, kind) for kind in (RESOURCESLICES, DEVICECLASSES, RESOURCECLAIMS)]
         wanted = tuple(views.workload_view(raw) for raw in workloads)
         warm = await _warm(kube, wanted)
+    offered = _offered(*(each or () for each in sliced))
     snapshot = Snapshot(
         now=time.time(),
-        nodes=tuple(views.node_view(raw, settings.gpu_resource) for raw in nodes),
+        nodes=tuple(
+            counted.with_devices(node, offered.get(node.name, ()), settings.gpu_resource)
+            for node in (views.node_view(raw, settings.gpu_resource) for raw in nodes)
+        ),
         pods=tuple(pod for raw in pods if (pod := views.pod_view(raw, settings.gpu_resource)) is not None),
         jobs=tuple(job for raw in jobs if (job := views.job_view(raw, settings.gpu_resource)) is not None),
         workloads=wanted,
@@ -95,10 +104,22 @@ async def collect(kubeconfig: Path | None, context: str | None, namespace: str, 
         ("GPUQuotas", quotas),
         ("GPUReservations", reservations),
         ("the kernel caches' node statuses", warm),
+        ("ResourceSlices, DeviceClasses or ResourceClaims", None if None in sliced else sliced),
     ):
         if found is None:
             assumed = "; ".join(filter(None, (assumed, f"you may not read {kind}: they are left out")))
     return Collected(snapshot, settings, sorted(events[0], key=happened)[-_EVENTS:], assumed)
+
+
+def _offered(
+    slices: Iterable[object], classes: Iterable[object], claims: Iterable[object]
+) -> dict[str, tuple[counted.Counted, ...]]:
+    """What nodes offer through DRA."""
+    return counted.counted(
+        [view for view in map(counted.slice_view, slices) if view is not None],
+        [view for view in map(counted.class_view, classes) if view is not None],
+        [view for view in map(counted.claim_view, claims) if view is not None],
+    )
 
 
 def happened(event: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -28,6 +28,25 @@ class Answer:
     result: str
 
 
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What the API server asks about: `new` is None where nothing is known of the kind, or it is a deletion; `old` is
+    None for a creation.
+    """
+
+    uid: str
+    group: str
+    kind: str
+    namespace: str
+    dry_run: bool
+    new: dict[str, Any] | None = None
+    old: dict[str, Any] | None = None
+
+    @property
+    def is_pod(self) -> bool:
+        return (self.group, self.kind) == ("", "Pod")
+
+
 class Malformed(Exception):
     """What came is no AdmissionReview; says where and why."""
 
@@ -40,7 +59,7 @@ def validate(body: bytes, installation: Installation) -> Answer:
         if wrong:
             return "refused", {"allowed": False, "status": {"code": 422, "reason": "Invalid", "message": wrong}}
         told = warnings(review, installation)
-        return "allowed", {"allowed": True, **({"warnings": told} if told else {})}
+        return "allowed", {"warnings": told} if told else {}
 
     return _answer(body, judge)
 
@@ -51,24 +70,39 @@ def fill_in(body: bytes, installation: Installation) -> Answer:
     def judge(review: Review) -> tuple[str, dict[str, Any]]:
         patch = filled_in(review, installation) if review.old is None else []
         if not patch:
-            return "allowed", {"allowed": True}
+            return "allowed", {}
         encoded = base64.b64encode(orjson.dumps(patch)).decode()
-        return "filled_in", {"allowed": True, "patchType": "JSONPatch", "patch": encoded}
+        return "filled_in", {"patchType": "JSONPatch", "patch": encoded}
 
     return _answer(body, judge)
 
 
 def _answer(body: bytes, judge: Callable[[Review], tuple[str, dict[str, Any]]]) -> Answer:
     try:
-        uid, review = _read(body)
+        asked = read(body)
     except Malformed as wrong:
-        return Answer(400, f"not an AdmissionReview of {API_VERSION}: {wrong}\n".encode(), "", "malformed")
-    result, response = judge(review) if review else ("allowed", {"allowed": True})
-    told = {"apiVersion": API_VERSION, "kind": "AdmissionReview", "response": {"uid": uid, **response}}
-    return Answer(200, orjson.dumps(told), review.kind if review else "other", result)
+        return malformed(wrong)
+    if asked.new is None or not checked(asked.group, asked.kind):
+        # Only a configuration that somebody changed asks about it, and it is none of ours.
+        return answer(asked, "other", "allowed", {})
+    result, response = judge(Review(asked.kind, asked.namespace, asked.new, asked.old))
+    return answer(asked, asked.kind, result, response)
 
 
-def _read(body: bytes) -> tuple[str, Review | None]:
+def answer(asked: Question, kind: str, result: str, response: dict[str, Any]) -> Answer:
+    """It may be written, unless `response` says otherwise."""
+    told = {"uid": asked.uid, "allowed": True, **response}
+    body = {"apiVersion": API_VERSION, "kind": "AdmissionReview", "response": told}
+    return Answer(200, orjson.dumps(body), kind, result)
+
+
+def malformed(wrong: Malformed) -> Answer:
+    """What somebody is told who sent no review."""
+    return Answer(400, f"not an AdmissionReview of {API_VERSION}: {wrong}\n".encode(), "", "malformed")
+
+
+def read(body: bytes) -> Question:
+    """Raises Malformed."""
     try:
         whole = orjson.loads(body)
     except orjson.JSONDecodeError as wrong:
@@ -82,12 +116,14 @@ def _read(body: bytes) -> tuple[str, Review | None]:
     if not uid:
         raise Malformed("request.uid must not be empty")
     kind = _object(request, "kind", "request.")
-    name, operation = _text(kind, "kind"), _text(request, "operation")
-    if not checked(_text(kind, "group"), name) or operation not in ("CREATE", "UPDATE"):
-        return uid, None  # only a configuration that somebody changed asks about it, and it is none of ours
+    group, name, operation = _text(kind, "group"), _text(kind, "kind"), _text(request, "operation")
+    namespace = _text(request, "namespace") if "namespace" in request else ""
+    asked = Question(uid, group, name, namespace, request.get("dryRun") is True)
+    if operation not in ("CREATE", "UPDATE") or not (asked.is_pod or checked(group, name)):
+        return asked
     new = _object(request, "object", "request.")
     old = _object(request, "oldObject", "request.") if operation == "UPDATE" else None
-    return uid, Review(name, _text(request, "namespace") if "namespace" in request else "", new, old)
+    return replace(asked, new=new, old=old)
 
 
 def _object(holder: dict[str, Any], key: str, path: str) -> dict[str, Any]:

@@ -32,10 +32,13 @@ _reviews = _meter.create_counter("berth_admission_reviews", description="Questio
 _seconds = _meter.create_histogram("berth_admission_duration", unit="s", description="From a question to its answer")
 
 
+Webhook = Callable[[bytes], Answer | Awaitable[Answer]]
+
+
 class Server:
     """`use` what to serve with, `listen`, and `close`. `webhooks`: path → what answers a body."""
 
-    def __init__(self, bind: str, port: int, webhooks: Mapping[str, Callable[[bytes], Answer]]) -> None:
+    def __init__(self, bind: str, port: int, webhooks: Mapping[str, Webhook]) -> None:
         self._bind, self._port = bind, port
         self._held = 0
         self._context = _context()
@@ -67,9 +70,7 @@ class Server:
     def addresses(self) -> list[tuple[str, int]]:
         return [(each[0], each[1]) for each in self._runner.addresses]
 
-    def _handler(
-        self, webhook: str, answer: Callable[[bytes], Answer]
-    ) -> Callable[[web.Request], Awaitable[web.Response]]:
+    def _handler(self, webhook: str, answer: Webhook) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def handle(request: web.Request) -> web.Response:
             began = time.perf_counter()
             size = request.content_length
@@ -83,7 +84,8 @@ class Server:
             try:
                 async with asyncio.timeout(READ_SECONDS):
                     body = await request.read()
-                told = answer(body)
+                found = answer(body)
+                told = found if isinstance(found, Answer) else await found
             except TimeoutError:
                 return _refused(408, f"the body did not come within {READ_SECONDS:.0f} s")
             finally:

@@ -16,12 +16,15 @@ from typing import Any
 from activities.cache import namespace_strategy
 from controller.webhooks import reviews
 from controller.webhooks.material import SECRET_NAME, SECRET_NAMESPACE, Secret, secret
+from controller.webhooks.seats import SeatPreferences
 from controller.webhooks.server import Server
 from crds.settings import SETTINGS_NAME, SETTINGS_NAMESPACE, Settings
 from kube.client import KubeClient
+from kube.errors import KubeError
 from kube.reflector import Change, Reflector
-from kube.resources import CONFIGMAPS, GPUQUOTAS, GPURESERVATIONS, NAMESPACES, NODES, SECRETS
+from kube.resources import CONFIGMAPS, DEVICECLASSES, GPUQUOTAS, GPURESERVATIONS, NAMESPACES, NODES, SECRETS
 from planning.admission import Installation
+from planning.devices.prefer_group import SeatClass, seat_class
 from planning.model import NodeView, QuotaView
 from planning.settings import read_settings
 from planning.views import node_view, quota_view, reservation_view
@@ -29,7 +32,8 @@ from planning.windows import ReservationView
 
 log = logging.getLogger(__name__)
 
-VALIDATE, DEFAULT = "/validate", "/default"
+VALIDATE, DEFAULT, PREFER_GROUP = "/validate", "/default", "/prefer-group"
+_TIDY = 600.0  # seconds between two looks for claim templates that no pod needs any more
 _PORT_PAUSE = 10.0
 
 
@@ -42,12 +46,16 @@ class Webhooks:
         self._trouble = ""
         self._port = port
         self._settings = Settings()
+        # The DeviceClasses of seats; a cluster before 1.34 knows none.
+        self.seat_classes: Reflector[SeatClass] = Reflector(kube, DEVICECLASSES, project=seat_class, optional=True)
+        self._preferences = SeatPreferences(kube, self.seat_classes.items.values)
         self.server = Server(
             bind,
             port,
             {
                 VALIDATE: lambda body: reviews.validate(body, self.installation),
                 DEFAULT: lambda body: reviews.fill_in(body, self.installation),
+                PREFER_GROUP: self._preferences.answer,
             },
         )
         self.namespaces: Reflector[tuple[str, str]] = Reflector(
@@ -83,6 +91,7 @@ class Webhooks:
             "nodes": self.nodes,
             "configmaps": self.settings_map,
             "secrets": self.secret,
+            "deviceclasses": self.seat_classes,
         }
 
     @property
@@ -107,6 +116,7 @@ class Webhooks:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._serve())
+                group.create_task(self._tidy())
                 group.create_task(self.settings_map.run())
                 await self.settings_map.synced.wait()  # it says which resource counts as a GPU
                 for reflector in self.reflectors.values():
@@ -129,6 +139,16 @@ class Webhooks:
                 await asyncio.sleep(_PORT_PAUSE)
         self._say("")
         log.info("admission webhooks listen on port %d", self._port)
+
+    async def _tidy(self) -> None:
+        """Every replica does: to remove what another has removed is no harm."""
+        while True:
+            await asyncio.sleep(_TIDY)
+            try:
+                if self.seat_classes.items and (gone := await self._preferences.tidy(time.time())):
+                    log.info("%d claim templates of seats were removed: no pod needs them", gone)
+            except KubeError as failed:
+                log.warning("claim templates of seats cannot be looked after: %s", failed)
 
     def _say(self, trouble: str) -> None:
         if trouble and trouble != self._trouble:

@@ -26,9 +26,10 @@ class Devices(Protocol):
     def preferred(self, resource: str, available: Sequence[str], must: Sequence[str], size: int) -> list[str]:
         """The best `size` of the available devices, with all that it must have; never raises, and is soon done."""
 
-    def allocate(self, resource: str, ids: Sequence[str], claim: str = "") -> Injection:
-        """What a container gets with these devices; recorded in the ledger. `claim`: uid of the DRA claim. The same
-        devices may be asked for time and again. Raises Refused.
+    def allocate(self, resource: str, ids: Sequence[str], claim: str = "", admin: bool = False) -> Injection:
+        """What a container gets with these devices; recorded in the ledger. `claim`: uid of the DRA claim, which may
+        come for other devices as well and then has them all. The same devices may be asked for time and again.
+        `admin`: to look at them, whoever has them and however they are; nothing is recorded. Raises Refused.
         """
 
     def before_start(self, resource: str, ids: Sequence[str]) -> None:

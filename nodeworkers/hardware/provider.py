@@ -4,7 +4,6 @@ process notices that a node's GPUs changed. One file for each vendor implements 
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import astuple
@@ -53,5 +52,7 @@ def said(value: object) -> str:
 
 def fingerprint(gpus: Iterable[GPU]) -> str:
     """16 hex digits (of SHA-256): equal for the same GPUs with the same drivers, in whatever order they are listed."""
+    import hashlib  # here, for it loads OpenSSL: 3 MB that no watcher needs
+
     values = json.dumps(sorted(astuple(gpu) for gpu in gpus))
     return hashlib.sha256(values.encode()).hexdigest()[:16]

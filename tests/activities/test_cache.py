@@ -9,6 +9,7 @@ from typing import Any, cast
 from activities.cache import ByOwner, ClusterCache, Specs
 from kube.reflector import Change
 from planning.caches.warmth import CacheUse
+from planning.devices import counted
 from planning.model import PodView, Resources
 from planning.views import workload_view
 from tests.planning.builders import job, node, workload
@@ -125,3 +126,25 @@ async def test_where_kernel_caches_are_ready_a_snapshot_tells_and_keeps() -> Non
     cache.cache_uses._put("1", 3, replace(use, ready=False, pods=2))
     cache.cluster_cache_uses._remove("2", 3)
     assert cache.snapshot().warm == {} and len(before.warm) == 2
+
+
+async def test_a_node_has_what_it_offers_through_dra_and_is_the_same_object_while_that_is_the_same() -> None:
+    cache = ClusterCache(cast(Any, None))
+    for name in "ab":
+        cache.nodes._put(name, 1, node(name, 1))
+    before = {each.name: each for each in cache.snapshot().nodes}
+    device = {"name": "d", "attributes": {}}
+    raw = {"spec": {"driver": "x", "nodeName": "a", "pool": {"name": "a", "generation": 1}, "devices": [device]}}
+    view = counted.slice_view(raw)
+    assert view is not None
+    cache.slices._put("s", 2, view)
+    assert {each.name: each for each in cache.snapshot().nodes} == before, "nobody says what such a device is"
+    cache.device_classes._put("c", 3, counted.ClassView("nvidia.com/gpu", ((("", "driver"), "x"),)))
+    now = {each.name: each for each in cache.snapshot().nodes}
+    assert (now["a"].allocatable.gpus, now["b"]) == (2, before["b"])
+    assert cache.snapshot().nodes[0] is now["a"]
+    cache.claims._put("k", 4, (("x", "a", "d"),))
+    assert [each.allocatable.gpus for each in cache.snapshot().nodes] == [1, 1]
+    cache.claims._remove("k", 5)
+    cache.slices._remove("s", 6)
+    assert {each.name: each for each in cache.snapshot().nodes} == before

@@ -31,9 +31,9 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_an_installed_berth_finds_its_manifests_and_its_trace(installed: Path) -> None:
     found = [manifest["spec"]["names"]["plural"] for manifest in install.manifests("crds")]
     assert found == [
-        "gpumodelprofiles", "gpuquotas", "gpureservations", "gpuworkloads", "kernelcachepolicies",
-        "tritonkernelcacheclusters", "tritonkernelcachenodestatusclusters", "tritonkernelcachenodestatuses",
-        "tritonkernelcaches",
+        "gpumodelprofiles", "gpuquotas", "gpureservations", "gpuseatprofiles", "gpuworkloads", "kernelcachepolicies",
+        "nodedevices", "tritonkernelcacheclusters", "tritonkernelcachenodestatusclusters",
+        "tritonkernelcachenodestatuses", "tritonkernelcaches",
     ]  # fmt: skip
     assert install.manifests("rbac") and install.manifests("policies") and install.manifests("csi")
     assert trace.default_folder().is_relative_to(installed)

@@ -10,20 +10,30 @@ from berth.install import manifests, webhook_manifests
 from controller.webhooks.keeper import CONFIGURATIONS
 from controller.webhooks.material import SECRET_NAME, SECRET_NAMESPACE
 from controller.webhooks.server import READ_SECONDS
-from controller.webhooks.service import DEFAULT, VALIDATE
+from controller.webhooks.service import DEFAULT, PREFER_GROUP, VALIDATE
 from crds.gpuworkload import GROUP, KIND
 from crds.kernelcache import GROUP as CACHES
 from kube.resources import KNOWN
 from planning.admission import checked
+from planning.devices.prefer_group import ANNOTATION
 
 FOUND = {manifest["kind"]: manifest for manifest in manifests("webhooks")}
 PATHS = {"ValidatingWebhookConfiguration": VALIDATE, "MutatingWebhookConfiguration": DEFAULT}
 
 
+# The one that is about everybody's pods, and makes something.
+PODS = "prefer-group.kyb.ai"
+
+
+def hooks(kind: str) -> list[dict[str, Any]]:
+    """Those that are about berth's own kinds."""
+    return [hook for hook in FOUND[kind]["webhooks"] if hook["name"] != PODS]
+
+
 @pytest.mark.parametrize("kind", PATHS)
 def test_a_configuration_is_harmless(kind: str) -> None:
     assert FOUND[kind]["metadata"] == {"name": CONFIGURATIONS}
-    for hook in FOUND[kind]["webhooks"]:
+    for hook in hooks(kind):
         assert hook["failurePolicy"] == "Ignore"
         assert hook["sideEffects"] == "None"
         assert hook["matchPolicy"] == "Equivalent"
@@ -41,12 +51,22 @@ def test_no_kind_is_asked_about_for_a_write_that_leaves_the_spec_alone() -> None
         assert condition["expression"] == "request.operation == 'CREATE' || object.spec != oldObject.spec"
 
 
+def test_of_pods_only_those_are_asked_about_that_prefer_a_group_and_none_waits_for_the_answer() -> None:
+    (hook,) = [each for each in FOUND["MutatingWebhookConfiguration"]["webhooks"] if each["name"] == PODS]
+    (condition,) = hook["matchConditions"]
+    assert ANNOTATION in condition["expression"]
+    assert (hook["failurePolicy"], hook["sideEffects"]) == ("Ignore", "NoneOnDryRun")
+    assert hook["clientConfig"]["service"]["path"] == PREFER_GROUP and hook["timeoutSeconds"] == READ_SECONDS
+    (rule,) = hook["rules"]
+    assert (rule["resources"], rule["operations"]) == (["pods"], ["CREATE"])
+
+
 def test_they_ask_about_the_kinds_that_are_checked_or_filled_in_and_no_subresource() -> None:
     kinds = {(resource.group, resource.plural): resource.kind for resource in KNOWN.values()}
     asked = {
         kind: {
             (group, kinds[group, plural])
-            for hook in FOUND[kind]["webhooks"]
+            for hook in hooks(kind)
             for rule in hook["rules"]
             for group in rule["apiGroups"]
             for plural in rule["resources"]

@@ -78,6 +78,7 @@ def test_every_field_but_four_is_fixed_after_the_first_job() -> None:
         ("gpuquotas", ["Cohort", "GPUs", "Used", "Borrowed", "Waiting", "Share", "Valid", "Age"]),
         ("gpureservations", ["Start", "End", "GPUs", "Reserved", "Used", "Lent", "Waiting", "Phase", "Age"]),
         ("kernelcachepolicies", ["Images", "Namespaces", "May skip", "Age"]),
+        ("gpuseatprofiles", ["Groups", "Seats", "Serving", "Refused", "Ready", "Reason", "Age"]),
         ("gpumodelprofiles", ["Model", "Runs", "P50", "P90", "Active GPUs", "Peak memory", "Age"]),
     ],
 )

@@ -30,7 +30,7 @@ def commands() -> dict[str, set[str]]:
         for name, each in command.commands.items():
             if isinstance(each, typer.core.TyperGroup):
                 collect(each, f"{before}{name} ")
-            else:
+            if not isinstance(each, typer.core.TyperGroup) or each.invoke_without_command:
                 options = {option for at in each.params for option in (*at.opts, *at.secondary_opts)}
                 found[before + name] = options
 

@@ -10,6 +10,7 @@ import yaml
 
 from crds.gpuquota import GPUQuotaSpec
 from crds.gpureservation import GPUReservationSpec
+from crds.gpuseatprofile import GPUSeatProfileSpec
 from crds.gpuworkload import GPUWorkloadSpec
 from crds.kernelcache import TritonKernelCacheClusterSpec, TritonKernelCacheSpec
 from crds.kernelcachepolicy import KernelCachePolicySpec
@@ -30,7 +31,9 @@ def documents() -> Iterator[tuple[str, dict[str, Any]]]:
                 for number, document in enumerate(yaml.safe_load_all(block)):
                     yield f"{named(page)}: {document['kind']} {document['metadata']['name']} ({number})", document
     examples = ROOT / "examples"
-    for file in sorted([*examples.glob("*.yaml"), *(examples / "kernelcache").glob("*.yaml")]):
+    for file in sorted(
+        [*examples.glob("*.yaml"), *(examples / "kernelcache").glob("*.yaml"), *(examples / "seats").glob("*.yaml")]
+    ):
         for number, document in enumerate(yaml.safe_load_all(read(file))):
             yield f"{named(file)}: {document['kind']} {document['metadata']['name']} ({number})", document
 
@@ -52,6 +55,10 @@ def test_examples_are_valid(where: str, document: dict[str, Any]) -> None:
             assert document["apiVersion"] == "gpu.warp.dev/v1alpha1"
             reservation, refused = GPUReservationSpec.parse(document["spec"])
             assert reservation is not None, refused
+        case "GPUSeatProfile":
+            assert document["apiVersion"] == "kyb.ai/v1alpha1"
+            seats, refused = GPUSeatProfileSpec.parse(document["spec"])
+            assert seats is not None, refused
         case "TritonKernelCache" | "TritonKernelCacheCluster" as kind:
             assert document["apiVersion"] == "tkm.io/v1alpha1"
             model = TritonKernelCacheSpec if kind == "TritonKernelCache" else TritonKernelCacheClusterSpec

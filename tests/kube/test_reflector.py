@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import kube.reflector
 import kube.wire
 from kube.reflector import Backoff, Change
 from kube.resources import PODS
@@ -351,3 +352,27 @@ def test_whatever_happens_the_picture_is_the_truth(
     steps: list[tuple[Any, ...]], gone_as_event: bool, selective: bool, from_start: bool
 ) -> None:
     asyncio.run(_live(steps, gone_as_event, selective, from_start))
+
+
+async def test_a_kind_that_the_server_does_not_know_is_an_empty_picture_until_it_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kube.reflector, "_UNKNOWN", 0.02)
+    api = FakeApi()
+    unknown = api.fail(status=404, reason="NotFound", count=3)
+    async with running(api, optional=True) as rig:
+        await asyncio.wait_for(rig.reflector.synced.wait(), 5)
+        assert not rig.reflector.items and rig.reflector.last_error is None and rig.reflector.healthy()
+        uid = rig.put("a")
+        async with asyncio.timeout(5):
+            while uid not in rig.reflector.items:
+                await asyncio.sleep(0.002)
+        assert unknown.count == 0 and rig.backoff.asked == []
+
+
+async def test_one_that_must_be_there_is_waited_for() -> None:
+    api = FakeApi()
+    api.fail(status=404, reason="NotFound", count=2)
+    async with running(api) as rig:
+        await asyncio.wait_for(rig.reflector.synced.wait(), 5)
+        assert rig.backoff.asked == [1, 2]

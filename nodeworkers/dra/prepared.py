@@ -1,0 +1,175 @@
+"""Which claims are prepared on this node, and what their containers get: a file of each, from which a repeated call is
+answered, and a CDI spec of each that needs one of its own.
+
+A file is written whole or not at all and outlives a reboot, as the kubelet's own record of prepared claims does; CDI
+specs lie in /var/run and do not, so they are written anew when the process starts.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import TypeAdapter, ValidationError
+
+from planning.devices.offers import Injection
+from planning.devices.slices import DRIVER
+
+CDI_KIND: Final = f"{DRIVER}/claim"
+CDI_VERSION: Final = "0.6.0"  # devices whose names begin with a digit, hostPath
+
+_UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
+_LIMIT = 4 * 1024 * 1024  # bytes of one file
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """One device of a claim, as the kubelet is told of it."""
+
+    request: str
+    pool: str
+    device: str
+    cdi: tuple[str, ...] = ()
+    share: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A claim whose devices are handed out. `edits` by name of the CDI device in its own spec (CDI containerEdits)."""
+
+    uid: str
+    namespace: str
+    name: str
+    devices: tuple[Given, ...]
+    edits: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+_prepared: TypeAdapter[Prepared] = TypeAdapter(Prepared)
+
+
+class PreparedClaims:
+    """The prepared claims of one driver on this node, of which this process is the only writer. Its methods but `get`
+    block: they are disk work, and raise OSError.
+    """
+
+    def __init__(self, folder: Path, cdi: Path) -> None:
+        """`folder` is ours alone and lasts; `cdi` is where the container runtime looks for specs (/var/run/cdi)."""
+        self._folder, self._cdi = folder, cdi
+        self._claims: dict[str, Prepared] = {}
+
+    def __len__(self) -> int:
+        return len(self._claims)
+
+    def open(self) -> None:
+        """Reads what the last run left and writes the CDI specs that are missing; those of nobody go."""
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for file in sorted(self._folder.glob("*.json")):
+            claim = _read(file)
+            if claim is None:
+                _log.warning("%s cannot be read: its claim is prepared anew when the kubelet asks for it.", file)
+                file.replace(file.with_suffix(".damaged"))
+            else:
+                self._claims[claim.uid] = claim
+                self._specify(claim)
+        for file in self._cdi.glob(f"{CDI_KIND.replace('/', '-')}_*.json"):
+            claim = self._claims.get(file.stem.rpartition("_")[2])
+            if claim is None or not claim.edits:
+                file.unlink(missing_ok=True)
+
+    def get(self, uid: str) -> Prepared | None:
+        """The claim of this UID, if it is prepared."""
+        return self._claims.get(uid)
+
+    def put(self, claim: Prepared) -> None:
+        """Writes its CDI spec, then itself. ValueError if its UID is none."""
+        if not _UID.fullmatch(claim.uid):
+            raise ValueError(f"{claim.uid!r} is no UID of a ResourceClaim.")
+        self._specify(claim)
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _write(self._folder / f"{claim.uid}.json", asdict(claim), 0o600)
+        self._claims[claim.uid] = claim
+
+    def refresh(self, claim: Prepared) -> None:
+        """Makes sure that its CDI spec is there, whoever took it away."""
+        if claim.edits and not self._spec(claim.uid).exists():
+            self._specify(claim)
+
+    def remove(self, uid: str) -> None:
+        """Forgets a claim, with its CDI spec; nothing if there is none."""
+        if _UID.fullmatch(uid):
+            self._spec(uid).unlink(missing_ok=True)
+            (self._folder / f"{uid}.json").unlink(missing_ok=True)
+            self._claims.pop(uid, None)
+
+    def _spec(self, uid: str) -> Path:
+        return self._cdi / f"{CDI_KIND.replace('/', '-')}_{uid}.json"
+
+    def _specify(self, claim: Prepared) -> None:
+        if not claim.edits:
+            return
+        devices = [{"name": name, "containerEdits": edits} for name, edits in claim.edits.items()]
+        self._cdi.mkdir(parents=True, exist_ok=True, mode=0o755)
+        _write(self._spec(claim.uid), {"cdiVersion": CDI_VERSION, "kind": CDI_KIND, "devices": devices}, 0o644)
+
+
+def edits(injection: Injection) -> dict[str, Any]:
+    """The CDI containerEdits that do what an injection says beside its own CDI names; {} if that is nothing.
+
+    Annotations are left out: through DRA a container gets none.
+    """
+    result: dict[str, Any] = {}
+    if injection.env:
+        result["env"] = [f"{name}={value}" for name, value in sorted(injection.env.items())]
+    if injection.nodes:
+        result["deviceNodes"] = [
+            {"path": node.container, "hostPath": node.host, "permissions": node.permissions} for node in injection.nodes
+        ]
+    if injection.mounts:
+        result["mounts"] = [
+            {
+                "hostPath": mount.host,
+                "containerPath": mount.container,
+                "options": ["rbind", "nosuid", "nodev", "ro" if mount.read_only else "rw"],
+            }
+            for mount in injection.mounts
+        ]
+    return result
+
+
+def _read(file: Path) -> Prepared | None:
+    """None if it is damaged or another's."""
+    try:
+        if file.stat().st_size > _LIMIT:
+            return None
+        claim = _prepared.validate_json(file.read_bytes())
+    except (OSError, ValidationError, ValueError):
+        return None
+    return claim if claim.uid == file.stem and _UID.fullmatch(claim.uid) else None
+
+
+def _write(path: Path, body: Mapping[str, Any], mode: int) -> None:
+    """Whole or not at all, also after a power cut."""
+    fresh = path.with_name(f".{path.name}.new")
+    try:
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+            file.write(json.dumps(body, sort_keys=True, indent=1).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+    except OSError:
+        with suppress(OSError):
+            fresh.unlink()
+        raise
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
