@@ -55,32 +55,6 @@ def read(path: Path) -> Machine:
         raise MachineError(f"{path}, line {_line(root, first['loc'])}: {explain_refusal(error, 'machine')}.") from error
 
 
-class MachineFile:
-    """A file that is read again whenever it has changed."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._state: tuple[int, int, int] | None = None
-        self._last: Machine | MachineError = MachineError(f"{path} was not read yet.")
-
-    def machine(self) -> Machine:
-        """What the file says now: the same object for as long as it is the same file. Raises MachineError."""
-        try:
-            status = self._path.stat()
-            state = (status.st_mtime_ns, status.st_size, status.st_ino)
-        except OSError:
-            state = None
-        if state != self._state or state is None:
-            try:
-                self._last = read(self._path)
-            except MachineError as error:
-                self._last = error
-            self._state = state
-        if isinstance(self._last, MachineError):
-            raise self._last
-        return self._last
-
-
 def _parsed(text: str) -> tuple[yaml.Node | None, Any]:
     """The file's only document, as nodes with their places and as a value. Raises YAMLError, ValueError."""
     # An alias could make a small file a huge machine, and depth could end the parser: neither is needed here.

@@ -12,9 +12,8 @@ import errno
 import json
 import os
 import stat
-import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -22,16 +21,16 @@ from pydantic import Field, StrictStr, model_validator
 
 from crds.gpuworkload import CRDModel, Int
 from nodeworkers.hardware.provider import HardwareError
+from nodeworkers.hardware.simulating import Simulated
+from nodeworkers.hardware.source import Source
 from nodeworkers.hardware.tenstorrent import ARCHITECTURES, PCI_VENDOR, Tenstorrent
 from nodeworkers.hardware.tenstorrent_sysfs import read_file
-from planning.devices.cards import Sight, Vendor
 
 MOST_CARDS = 256
 MARKER = ".simulated-errno"  # beside attributes: the name of the error with which each read of them fails
 MANIFEST = ".simulated-tenstorrent.json"  # in a tree's folder: the files that are a simulation's own
 _FIRST_BEAT = 1000
 _NULL = os.makedev(1, 3)
-_SLICE = 0.2  # seconds between looks at the machine's file while waiting
 
 # The types that tt-kmd prints: the number of each in a board's id, and its PCI device (telemetry.c, module.h).
 TYPES: dict[str, tuple[int, str]] = {
@@ -291,53 +290,27 @@ class Simulation:
         kept.unlink()
 
 
-class SimulatedTenstorrent:
-    """A Source of the cards that `section` describes: it is asked before each look, and raises HardwareError while it
-    cannot tell. The tree below `tree` follows it.
+def simulated(file: Path, tree: Path) -> Source:
+    """A Source of the cards that the machine's file describes, in a tree below `tree` that follows the file. The tree
+    stays when the Source is closed, for containers may hold its nodes.
     """
+    from nodeworkers.hardware.machine import read  # a machine is made of sections such as this module's
 
-    vendor: Vendor = "tenstorrent"
+    simulation: Simulation | None = None
 
-    def __init__(self, section: Callable[[], TenstorrentMachine], tree: Path) -> None:
-        self._section = section
-        self._tree = tree
-        self._simulation: Simulation | None = None
-        self._applied: TenstorrentMachine | None = None
-        self._problem = ""
-        self._cards = Tenstorrent(tree / "sys", tree / "dev", tree / "proc", read_simulated)
+    def apply(file: Path) -> None:
+        nonlocal simulation
+        machine = read(file).tenstorrent
+        if simulation is None:
+            simulation = Simulation(tree, machine)
+        else:
+            simulation.apply(machine)
 
-    def look(self) -> Sight:
-        """See Source. What the section cannot tell now is the sight's problem, and the cards stay as they were."""
-        machine, self._problem = self._now()
-        if self._simulation is None:
-            if machine is None:
-                raise HardwareError(self._problem)
-            self._simulation = Simulation(self._tree, machine)
-        elif machine is not None and machine is not self._applied:
-            self._simulation.apply(machine)
-        self._applied = machine or self._applied
-        self._simulation.beat()
-        sight = self._cards.look()
-        return replace(sight, simulated=True, problem=" ".join(filter(None, [self._problem, sight.problem])))
+    def beat() -> None:
+        if simulation is not None:
+            simulation.beat()
 
-    def wait(self, seconds: float) -> None:
-        """Returns when the section says something else, or after so many seconds."""
-        deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
-            time.sleep(min(left, _SLICE))
-            machine, problem = self._now()
-            if problem != self._problem or (machine is not None and machine is not self._applied):
-                return
-
-    def close(self) -> None:
-        """The tree stays, for containers may hold its nodes."""
-        self._cards.close()
-
-    def _now(self) -> tuple[TenstorrentMachine | None, str]:
-        try:
-            return self._section(), ""
-        except HardwareError as error:
-            return None, str(error)
+    return Simulated(Tenstorrent(tree / "sys", tree / "dev", tree / "proc", read_simulated), file, apply, beat)
 
 
 def read_simulated(path: str, most: int) -> str:

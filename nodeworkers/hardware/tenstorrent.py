@@ -136,12 +136,14 @@ class Tenstorrent:
         half another's, so it is read anew until nothing of that has happened.
         """
         for _ in range(_TRIES):
+            targets = self._tree.targets()
             places, lost = self._tree.places()
             answers = self._tree.read(places)
-            now, _ = self._tree.places()
-            if now == places:
+            now = self._tree.targets()
+            if now == targets:
                 break
-        return [place for place in places if place in now], lost, answers
+        still = {name for name, target in targets.items() if now.get(name) == target}
+        return [place for place in places if place.name in still], [name for name in lost if name in still], answers
 
     def _told(self, seconds: float) -> bool:
         """Whether the kernel told of a card within so many seconds. All that it told is one piece of news."""

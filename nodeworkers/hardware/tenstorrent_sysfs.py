@@ -51,6 +51,10 @@ class Place:
     pci: str
     address: str
 
+    @property
+    def name(self) -> str:
+        return f"tenstorrent!{self.index}"
+
 
 @dataclass(slots=True)
 class Raw:
@@ -89,6 +93,16 @@ class Tree:
             return frozenset(os.listdir(f"{self._sys}/class/tenstorrent"))
         except FileNotFoundError:
             return frozenset()
+
+    def targets(self) -> dict[str, str]:
+        """Where each name of the class leads, '' if it is no link. Raises OSError as `names` does."""
+        found = {}
+        for name in self.names():
+            try:
+                found[name] = os.readlink(f"{self._sys}/class/tenstorrent/{name}")
+            except OSError:
+                found[name] = ""
+        return found
 
     def places(self) -> tuple[list[Place], list[str]]:
         """Where cards are, by number, and the names of those that no PCI device stands behind. Raises OSError."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeworkers.hardware.machine import MOST_BYTES, Machine, MachineError, MachineFile, read
+from nodeworkers.hardware.machine import MOST_BYTES, Machine, MachineError, read
 
 
 @pytest.fixture
@@ -83,22 +82,6 @@ def test_what_is_wrong_is_told_with_its_place(file: Path, text: str | bytes, wor
 def test_a_file_that_is_not_there(file: Path) -> None:
     with pytest.raises(MachineError, match=r"machine\.yaml cannot be read: No such file or directory\.$"):
         read(file)
-
-
-def test_a_file_is_read_again_when_it_has_changed(file: Path) -> None:
-    said(file, "tenstorrent: {cards: [{type: n150}]}")
-    followed = MachineFile(file)
-    first = followed.machine()
-    assert followed.machine() is first
-    new = file.with_suffix(".new")
-    new.write_text("tenstorrent: {cards: [{type: n300}]}")
-    os.replace(new, file)
-    assert followed.machine().tenstorrent.cards[0].type == "n300"
-    file.unlink()
-    with pytest.raises(MachineError, match="cannot be read"):
-        followed.machine()
-    file.write_text("tenstorrent: {}")
-    assert not followed.machine().tenstorrent.cards
 
 
 WORDS = st.text(max_size=8) | st.sampled_from(["n150", "hang", "0000:01:00.0"])

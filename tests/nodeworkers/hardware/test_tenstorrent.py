@@ -195,6 +195,20 @@ def test_cards_come_and_go(rig: Rig) -> None:
     assert rig.look() == Sight("tenstorrent")
 
 
+def test_a_device_under_two_numbers_is_one_card(rig: Rig) -> None:
+    double = rig.folder / "sys/class/tenstorrent/tenstorrent!4"
+    double.symlink_to(os.readlink(rig.folder / "sys/class/tenstorrent/tenstorrent!0"))
+    sight = rig.look()
+    assert [(card.id, card.index) for card in sight.cards] == [("tt-00112233aabbccdd", 0)]
+    assert "under two numbers" in sight.problem
+
+
+def test_a_number_without_a_device_is_told(rig: Rig) -> None:
+    (rig.folder / "sys/class/tenstorrent/tenstorrent!4").mkdir()
+    sight = rig.look()
+    assert len(sight.cards) == 1 and "tenstorrent!4 in /sys/class/tenstorrent stands for no PCI device" in sight.problem
+
+
 def test_cards_that_change_places_while_they_are_read_are_not_mixed_up(tmp_path: Path) -> None:
     def cards(*order: int) -> list[dict[str, Any]]:
         return [

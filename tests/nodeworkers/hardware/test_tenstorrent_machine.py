@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import json
 import os
 import stat
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from nodeworkers.hardware.machine import MachineFile
 from nodeworkers.hardware.machine_tenstorrent import (
     MANIFEST,
-    SimulatedTenstorrent,
+    Fault,
     Simulation,
     TenstorrentMachine,
     read_simulated,
+    simulated,
 )
 from nodeworkers.hardware.provider import HardwareError
 from nodeworkers.hardware.source import Source
 from nodeworkers.hardware.tenstorrent import Tenstorrent
+from nodeworkers.hardware.watcher import SIMULATED, SOURCES
+from nodeworkers.hardware.wire import decode, encode
 
 
 def machine(*cards: dict[str, Any], **section: Any) -> TenstorrentMachine:
@@ -223,9 +226,8 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "machine.yaml"
 
 
-def following(file: Path) -> SimulatedTenstorrent:
-    followed = MachineFile(file)
-    return SimulatedTenstorrent(lambda: followed.machine().tenstorrent, file.parent / "tree")
+def following(file: Path) -> Source:
+    return simulated(file, file.parent / "tree")
 
 
 def rewrite(file: Path, text: str) -> None:
@@ -236,7 +238,7 @@ def rewrite(file: Path, text: str) -> None:
 
 def test_it_says_that_it_is_simulated(file: Path) -> None:
     rewrite(file, "tenstorrent: {cards: [{type: n150, count: 2}]}")
-    source: Source = following(file)
+    source = following(file)
     sight = source.look()
     assert sight.simulated and len(sight.cards) == 2 and not sight.troubles
     assert sight.host["driver"].endswith("-simulated")
@@ -267,12 +269,39 @@ def test_a_mistake_in_its_file_is_told_and_takes_no_card_away(file: Path) -> Non
     assert source.look().problem == ""
 
 
-def test_a_file_that_was_wrong_from_the_start_is_an_error_until_it_is_right(file: Path) -> None:
+def test_a_file_that_was_wrong_from_the_start_is_told_until_it_is_right(file: Path) -> None:
     source = following(file)
-    with pytest.raises(HardwareError, match="cannot be read"):
-        source.look()
+    assert "cannot be read" in source.look().problem and not source.look().cards
     rewrite(file, "tenstorrent: {cards: [{type: n150}]}")
-    assert len(source.look().cards) == 1
+    sight = source.look()
+    assert len(sight.cards) == 1 and sight.problem == ""
+
+
+def test_a_tree_outlives_the_process_that_made_it(file: Path) -> None:
+    """A watcher that is started anew must not take the nodes from running containers, whatever its file says."""
+    rewrite(file, "tenstorrent: {cards: [{type: n150}]}")
+    following(file).look()
+    node = (file.parent / "tree/dev/tenstorrent/0").stat().st_ino
+    rewrite(file, "tenstorrent: [")
+    sight = following(file).look()
+    assert "is no YAML" in sight.problem and len(sight.cards) == 1
+    rewrite(file, "tenstorrent: {cards: [{type: n150, temperature: 50}]}")
+    following(file).look()
+    assert (file.parent / "tree/dev/tenstorrent/0").stat().st_ino == node
+
+
+def test_what_it_sees_goes_over_the_wire(file: Path) -> None:
+    faults = "".join(f"{{type: p150a, fault: {fault}, pids: [7]}}, " for fault in get_args(Fault) if fault != "hang")
+    rewrite(file, f"tenstorrent: {{cards: [{faults}{{type: unknown}}]}}")
+    sight = following(file).look()
+    assert len(sight.cards) > 8 and len(sight.troubles) > 5
+    assert decode(encode(sight), "tenstorrent") == sight
+
+
+def test_the_watcher_finds_it() -> None:
+    for place in (SOURCES["tenstorrent"], SIMULATED["tenstorrent"]):
+        module, _, name = place.partition(":")
+        assert callable(getattr(importlib.import_module(module), name))
 
 
 @pytest.mark.parametrize("text", ["tenstorrent: {cards: []}", "tenstorrent: ["])

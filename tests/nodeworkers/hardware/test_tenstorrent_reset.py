@@ -235,6 +235,20 @@ def test_a_number_that_is_another_cards_by_now_is_left_alone(driver: SimulatedDr
     assert not driver.asked and not driver.descriptors
 
 
+def test_nor_is_another_card_that_came_back_in_its_place(driver: SimulatedDriver) -> None:
+    driver.hotplug = True
+    arrive = driver.arrive
+
+    def another(index: int) -> None:
+        arrive(index)
+        driver.place = 0x04 << 8
+
+    driver.arrive = another  # type: ignore[method-assign]
+    with pytest.raises(ResetError, match="is left alone"):
+        run(driver)
+    assert driver.asked == [ASIC_RESET] and not driver.descriptors
+
+
 def test_memory_that_is_mapped_elsewhere(driver: SimulatedDriver) -> None:
     driver.errors[ASIC_RESET] = errno.EBUSY
     with pytest.raises(ResetError, match=r"does not begin its reset: .*busy.*dma-buf"):
