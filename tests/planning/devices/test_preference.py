@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations
+from unittest import mock
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planning.devices import preference
 from planning.devices.cards import Card, Connection, Link
 from planning.devices.preference import Affinity, preferred
 
@@ -24,8 +27,8 @@ def pairs(cards: list[Card], lanes: int = 4) -> list[Link]:
     found = []
     for one, other in combinations(cards, 2):
         a, b = one.index, other.index
-        near = "nvlink" if a // 2 == b // 2 else "single-switch" if a // 4 == b // 4 else "cross-cpu"
-        found.append(Link(one.id, other.id, near, lanes if near == "nvlink" else 0))  # type: ignore[arg-type]
+        near: Connection = "nvlink" if a // 2 == b // 2 else "single-switch" if a // 4 == b // 4 else "cross-cpu"
+        found.append(Link(one.id, other.id, near, lanes if near == "nvlink" else 0))
     return found
 
 
@@ -77,27 +80,105 @@ def test_where_not_all_sets_can_be_tried_the_best_of_a_clear_case_is_found(count
     assert sorted(found) == ["g04", "g05", "g06", "g07"]
 
 
-KINDS: tuple[Connection, ...] = ("nvlink", "single-switch", "host-bridge", "cross-cpu")
-connections = st.sampled_from(KINDS)
+def test_cards_of_which_no_link_is_told_go_together_by_numa_node() -> None:
+    cards = [
+        Card(f"tt-{number}", "tenstorrent", "n150", "tenstorrent.com/n150", number, numa=number % 2)
+        for number in range(8)
+    ]
+    affinity, every = Affinity(cards, ()), [card.id for card in cards]
+    assert sorted(preferred(affinity, whole(cards), every, (), 2)) == ["tt-0", "tt-2"]
+    assert sorted(preferred(affinity, whole(cards), every[1:], (), 2)) == ["tt-2", "tt-4"], "broken up already"
+    assert sorted(preferred(affinity, whole(cards), every, ("tt-3",), 2)) == ["tt-1", "tt-3"]
+
+
+def test_instances_are_taken_from_the_gpu_that_is_broken_up_already() -> None:
+    cards = [
+        Card(f"MIG-{gpu}-{number}", "nvidia", "1g", "nvidia.com/mig-1g.10gb", gpu, numa=0, parent=f"GPU-{gpu}")
+        for gpu in range(2)
+        for number in range(7)
+    ]
+    every = [card.id for card in cards]
+    assert preferred(Affinity(cards, ()), whole(cards), [*every[:7], *every[8:]], (), 1) == ["MIG-1-1"]
+
+
+def test_shares_go_to_the_least_crowded_card_however_cards_are_connected() -> None:
+    shares = {f"{card.id}-r{number}": (card.id,) for card in EIGHT for number in range(2)}
+    held = ["g06-r0", *(f"g0{number}-r0" for number in range(6))]
+    free = [each for each in shares if each not in held]
+    assert preferred(AFFINITY, shares, free, (), 1, held) == ["g07-r0"]
+    assert preferred(AFFINITY, shares, ["g00-r1", "g07-r0"], (), 1, held) == ["g07-r0"], "one is left of each"
+    assert preferred(AFFINITY, shares, ["g00-r1", "g01-r1"], ("g00-r0",), 2, ()) == ["g00-r0", "g01-r1"]
+
+
+def test_devices_without_cards_are_devices_all_the_same() -> None:
+    assert preferred(AFFINITY, {"a": ("g00",), "b": (), "c": ()}, ["a", "b", "c"], (), 2) == ["a", "b"]
+
+
+connections: st.SearchStrategy[Connection] = st.sampled_from(["nvlink", "single-switch", "host-bridge", "cross-cpu"])
+
+
+def worth(affinity: Affinity, free: Sequence[str], must: Sequence[str], chosen: Sequence[str]) -> tuple[int, int]:
+    """How well a set is connected, and how little with what it leaves."""
+    new, left = [each for each in chosen if each not in must], [each for each in free if each not in chosen]
+    return affinity.within(chosen), -sum(affinity.between(one, other) for one in new for other in left)
 
 
 @given(st.data())
-def test_with_few_cards_nothing_is_better_connected(data: st.DataObject) -> None:
-    cards = gpus(data.draw(st.integers(2, 8)))
+def test_with_few_cards_nothing_is_better_connected_and_breaks_up_less(data: st.DataObject) -> None:
+    cards = gpus(data.draw(st.integers(2, 8)), data.draw(st.sampled_from([0, 2, 4])))
     links = [
         Link(one.id, other.id, data.draw(connections), data.draw(st.integers(0, 4)))
         for one, other in combinations(cards, 2)
+        if data.draw(st.booleans())
     ]
     affinity = Affinity(cards, links)
     names = [card.id for card in cards]
     free = data.draw(st.lists(st.sampled_from(names), unique=True, min_size=1))
     must = data.draw(st.lists(st.sampled_from(free), unique=True, max_size=2))
-    size = data.draw(st.integers(1, len(free)))
+    size = data.draw(st.integers(max(1, len(must)), len(free)))
     found = preferred(affinity, whole(cards), free, must, size, ())
-    best = max(
-        (affinity.within(each) for each in combinations(free, max(size, len(must))) if set(must) <= set(each)),
-    )
-    assert affinity.within(found) == best if affinity.told else True
+    sets = [each for each in combinations(sorted(free), size) if set(must) <= set(each)]
+    assert worth(affinity, free, must, found) == max(worth(affinity, free, must, each) for each in sets)
+    again = preferred(affinity, whole(cards), data.draw(st.permutations(free)), must, size, ())
+    assert found == again, "the order of the question is no matter"
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_the_search_finds_pairs_that_are_far_from_each_other(data: st.DataObject) -> None:
+    """On trees of switches with NVLinked pairs, of which some are taken, in place of trying all sets."""
+    cards = gpus(16)
+    affinity = Affinity(cards, pairs(cards, data.draw(st.integers(1, 18))))
+    free = sorted(data.draw(st.sets(st.sampled_from([card.id for card in cards]), min_size=5, max_size=12)))
+    size = data.draw(st.integers(2, min(5, len(free) - 1)))
+    with mock.patch.object(preference, "EXHAUSTIVE", 0):
+        found = preferred(affinity, whole(cards), free, (), size)
+    assert affinity.within(found) == max(affinity.within(each) for each in combinations(free, size))
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_the_search_is_never_far_from_the_best(data: st.DataObject) -> None:
+    """However cards are connected, in place of trying all sets."""
+    cards = gpus(data.draw(st.integers(4, 8)))
+    links = [
+        Link(one.id, other.id, data.draw(connections), data.draw(st.integers(1, 18)))
+        for one, other in combinations(cards, 2)
+    ]
+    affinity, every = Affinity(cards, links), [card.id for card in cards]
+    size = data.draw(st.integers(2, len(cards) - 1))
+    with mock.patch.object(preference, "EXHAUSTIVE", 0):
+        found = preferred(affinity, whole(cards), every, (), size)
+    assert affinity.within(found) >= 0.95 * max(affinity.within(each) for each in combinations(every, size))
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(("count", "size"), [(64, 8), (64, 62), (200, 8), (200, 100), (10_000, 4), (10_000, 9_999)])
+def test_it_is_done_soon_with_as_many_cards_as_there_may_be(count: int, size: int) -> None:
+    cards = gpus(count, numa=max(1, count // 2))
+    affinity = Affinity(cards, pairs(cards[:64]))
+    found = preferred(affinity, whole(cards), [card.id for card in cards], (), size)
+    assert len(set(found)) == size
 
 
 @given(
