@@ -155,8 +155,8 @@ def _connected(affinity: Affinity, free: list[str], base: Sequence[str], wanted:
 
 
 def _nearest(affinity: Affinity, free: list[str], base: Sequence[str], wanted: int) -> list[str]:
-    """So many of the free cards that a choice is left, or as many as are wanted: NUMA node by NUMA node, those of `base`
-    first, then the one with the fewest that are enough.
+    """So many of the free cards that a choice is left, or as many as are wanted: NUMA node by NUMA node, those of
+    `base` first, then the one with the fewest that are enough.
     """
     count = max(CONSIDERED, wanted)
     nodes: dict[int, list[str]] = {}
