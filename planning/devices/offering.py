@@ -142,7 +142,7 @@ def _withdrawn(made: dict[str, Device], held: Mapping[str, Device], cards: Mappi
 
 
 def _way(device: Device) -> _Way:
-    """Devices that may be on the same cards at a time are offered in the same way: shares of a card, seats of a group."""
+    """Equal for devices that may be on the same cards at a time: shares of a card, seats of a group."""
     return device.resource, frozenset(device.cards), device.id in device.cards
 
 
