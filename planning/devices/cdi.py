@@ -6,6 +6,7 @@ Source: SPEC.md of cncf-tags/container-device-interface.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,17 +15,21 @@ from planning.devices.cards import Card, Vendor
 
 VERSION = "0.6.0"
 DOMAIN = "berth.dev"
+# A document with one name that is none, or one device without anything in it, is dropped whole by container runtimes.
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True)
 class DriverFiles:
     """What every container with a GPU of NVIDIA's needs beside the GPU's own nodes. `nodes`: device nodes of the host
     (nvidiactl, nvidia-uvm and so on); `libraries`: (host path, container path) of the driver's own libraries and
-    programs, which must be those of the running driver.
+    programs, which must be those of the running driver. `hook`: the host's nvidia-cdi-hook or nvidia-ctk, with which a
+    container's loader finds the libraries wherever its distribution looks for them; '' if there is none.
     """
 
     nodes: tuple[str, ...] = ()
     libraries: tuple[tuple[str, str], ...] = ()
+    hook: str = ""
 
 
 def name(vendor: Vendor, card: str) -> str:
@@ -38,12 +43,14 @@ def kind(vendor: Vendor) -> str:
 
 
 def documents(cards: Iterable[Card], files: DriverFiles = DriverFiles()) -> dict[str, dict[str, Any]]:
-    """The documents by kind, of cards that have a device node. The same cards, in whatever order, make the same."""
+    """The documents by kind, of cards that have a device node and an id that can be a name. The same cards, in whatever
+    order, make the same.
+    """
     by_id = {card.id: card for card in cards}
     found: dict[str, dict[str, Any]] = {}
     for card in sorted(by_id.values(), key=lambda each: (each.vendor, each.id)):
         nodes = device_nodes(card, by_id)
-        if not nodes:
+        if not nodes or not _NAME.fullmatch(card.id):
             continue
         document = found.setdefault(kind(card.vendor), _document(card.vendor, files))
         edits = {"deviceNodes": [{"path": path, "hostPath": host, "permissions": "rw"} for host, path in nodes]}
@@ -75,6 +82,10 @@ def _document(vendor: Vendor, files: DriverFiles) -> dict[str, Any]:
             edits["deviceNodes"] = [{"path": inside(path), "hostPath": path} for path in sorted(files.nodes)]
         if files.libraries:
             edits["mounts"] = _mounts(files.libraries)
+        if files.hook and (
+            folders := sorted({path.rpartition("/")[0] for _, path in files.libraries if ".so" in path})
+        ):
+            edits["hooks"] = [_ldcache(files.hook, folders)]
         document["containerEdits"] = edits
     return document
 
@@ -82,3 +93,11 @@ def _document(vendor: Vendor, files: DriverFiles) -> dict[str, Any]:
 def _mounts(libraries: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
     options = ["ro", "nosuid", "nodev", "bind"]
     return [{"hostPath": host, "containerPath": path, "options": options} for host, path in sorted(libraries)]
+
+
+def _ldcache(hook: str, folders: Sequence[str]) -> dict[str, Any]:
+    """As `nvidia-ctk cdi generate` writes it."""
+    program = hook.rpartition("/")[2]
+    command = [program] if program == "nvidia-cdi-hook" else [program, "hook"]
+    args = [*command, "update-ldcache", *(each for folder in folders for each in ("--folder", folder))]
+    return {"hookName": "createContainer", "path": hook, "args": args}

@@ -76,7 +76,8 @@ def changes(
             continue
         name = f"{cards[card].product} {card}" if card in cards else card
         if health.state == "Healthy":
-            passed = f" after {health.since - old.since:.0f} s of {old.reason}" if old and old.reason else ""
+            lasted = max(0.0, health.since - old.since) if old else 0.0  # a clock that went back tells nothing
+            passed = f" after {lasted:.0f} s of {old.reason}" if old and old.reason else ""
             told.append((card, f"{name} is well again{passed}"))
         else:
             told.append((card, f"{name} is {health.state.lower()} ({health.reason}): {health.message}"))
@@ -131,5 +132,5 @@ def _silent(old: Health, why: str, now: float) -> Health:
 
 
 def vendor_of(cards: Iterable[Card], health: Mapping[str, Health], vendor: str) -> dict[str, Health]:
-    """The part of `health` that is about one vendor's cards."""
+    """The part of `health` that is about one vendor's cards; those that vanished have to be among `cards` as well."""
     return {card.id: health[card.id] for card in cards if card.vendor == vendor and card.id in health}

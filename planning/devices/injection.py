@@ -44,14 +44,21 @@ def allocated(
     mine = [cards[card] for card in dict.fromkeys(card for device in chosen for card in device.cards) if card in cards]
     if len(mine) < len({card for device in chosen for card in device.cards}):
         raise Refused(f"The cards of {', '.join(each.id for each in chosen)} are not on this node any more.")
-    found = Injection()
-    if any(card.vendor == "tenstorrent" for card in mine):
-        found = _tenstorrent(mine, cards, host, with_cdi)
-    elif any(card.vendor == "nvidia" for card in mine):
+    if lacking := next((card.id for card in mine if not card.nodes), ""):
+        raise Refused(
+            f"{lacking} has no device node on this node, and a container could not open it. Delete the pod, so that it "
+            "moves; on the node, look whether the driver and udev have made one below /dev."
+        )
+    vendors = {card.vendor for card in mine}
+    if vendors == {"tenstorrent"}:
+        found = _tenstorrent(mine, host, with_cdi)
+    elif vendors == {"nvidia"}:
         found = _nvidia(mine, cards, files, with_cdi)
-    if chosen[0].group:
-        found = _seat(found, chosen[0], mine)
-    return found
+    else:
+        raise Refused(
+            f"What a container needs for {resource} of {' and '.join(sorted(vendors)) or 'nobody'} is unknown."
+        )
+    return _seat(found, chosen[0], mine) if chosen[0].group else found
 
 
 def pages_wanted(cards: Sequence[Card], host: Mapping[str, str]) -> int:
@@ -79,11 +86,13 @@ def _one(each: str, resource: str, devices: Mapping[str, Device]) -> Device:
     return device
 
 
-def _tenstorrent(mine: Sequence[Card], cards: Mapping[str, Card], host: Mapping[str, str], with_cdi: bool) -> Injection:
+def _tenstorrent(mine: Sequence[Card], host: Mapping[str, str], with_cdi: bool) -> Injection:
     addresses = [card.address for card in mine]
     # A part of an address would match others, and an index counts what the container sees.
     env = {"TT_VISIBLE_DEVICES": ",".join(sorted(addresses))} if all(addresses) else {}
-    mounts = (Mount(HUGEPAGES, HUGEPAGES, read_only=False),) if pages_wanted(mine, host) else ()
+    # Where no pages are set aside there is nothing to mount, and a mount of nothing keeps a container from starting.
+    pages = pages_wanted(mine, host) and host.get("hugepages-1g/total") != "0"
+    mounts = (Mount(HUGEPAGES, HUGEPAGES, read_only=False),) if pages else ()
     if with_cdi:
         return Injection(env, mounts, cdi=tuple(cdi.name(card.vendor, card.id) for card in mine))
     nodes = tuple(Node(path, f"/dev/tenstorrent/{card.index}") for card in mine for path in card.nodes[:1])

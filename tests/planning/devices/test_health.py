@@ -16,6 +16,7 @@ from planning.devices.health import (
     changes,
     judged,
     unanswered,
+    vendor_of,
 )
 
 CARD = Card("tt-1", "tenstorrent", "n150", "tenstorrent.com/n150", 0)
@@ -93,6 +94,32 @@ def test_changes_are_told_once_with_what_it_had() -> None:
     assert changes(ill, again, cards) == [("tt-1", "n150 tt-1 is well again after 15 s of Detached")]
 
 
+def test_what_a_clock_that_goes_back_makes_of_it() -> None:
+    ill = look(look({}, None, 1000), LOST, 1005)
+    for now in (1010.0, 10.0, 15.0):
+        ill = look(ill, None, now)
+    assert ill["tt-1"].state == "Unhealthy", "the wait began anew at 10"
+    well = look(ill, None, 20)
+    assert well["tt-1"].state == "Healthy"
+    assert changes(ill, well, {}) == [("tt-1", "tt-1 is well again after 0 s of Detached")]
+    silent = unanswered(unanswered(look({}, None, 1000), "x", 1000), "x", 10)
+    assert silent["tt-1"].state == "Unknown"
+    assert unanswered(silent, "x", 10 + SILENT_SECONDS)["tt-1"].state == "Unhealthy"
+
+
+def test_a_card_that_comes_back_has_to_be_seen_well_for_a_while() -> None:
+    gone = judged(look({}, None, 0), Sight("tenstorrent"), 5)
+    back = look(gone, None, 6)
+    assert (back["tt-1"].state, back["tt-1"].reason) == ("Unhealthy", VANISHED)
+    assert look(look(back, None, 10), None, 16)["tt-1"].state == "Healthy"
+
+
+def test_each_vendors_cards_are_judged_by_its_own_sights() -> None:
+    gpu = Card("GPU-1", "nvidia", "H100", "nvidia.com/gpu", 0)
+    health = {"tt-1": Health("Healthy"), "GPU-1": Health("Healthy")}
+    assert list(vendor_of([CARD, gpu], health, "nvidia")) == ["GPU-1"]
+
+
 steps = st.lists(
     st.tuples(st.sampled_from(["well", "doubt", "sure", "gone", "missing", "silent"]), st.floats(-5, 20)), max_size=30
 )
@@ -122,3 +149,31 @@ def test_whatever_happens_there_is_a_reason_and_a_way_back(story: list[tuple[str
 def test_single_doubts_never_trip_it(doubts: list[bool]) -> None:
     story = [trouble for doubt in doubts for trouble in ([STALLED, None] if doubt else [None])]
     assert after(None, *story).state == "Healthy"
+
+
+@given(steps)
+def test_it_is_given_out_again_only_after_it_was_well_for_long_enough(story: list[tuple[str, float]]) -> None:
+    """So it changes its mind at most once in WELL_SECONDS, whatever its provider says."""
+    health: dict[str, Health] = {}
+    now, bad, looks, trips, start = 0.0, 0.0, 0, 0, None
+    for what, passed in story:
+        now += abs(passed)
+        before = health.get("tt-1")
+        if what == "silent":
+            health = unanswered(health, "x", now)
+        elif what in ("gone", "missing"):
+            health = judged(health, Sight("tenstorrent", problem="p" if what == "missing" else ""), now)
+        else:
+            health = look(health, {"well": None, "doubt": STALLED, "sure": LOST}[what], now)
+        if not health:
+            continue
+        start = now if start is None else start
+        bad, looks = (bad, looks + 1) if what == "well" else (now, 0)
+        after = health["tt-1"]
+        if before is not None and before.usable and not after.usable:
+            trips += 1
+        if before is not None and not before.usable and after.usable:
+            assert looks >= WELL_LOOKS and now - bad >= WELL_SECONDS
+        if what == "sure":
+            assert not after.usable
+    assert start is None or trips <= 1 + (now - start) / WELL_SECONDS

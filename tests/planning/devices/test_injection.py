@@ -26,19 +26,26 @@ MIG = Card(
 )
 FILES = DriverFiles(("/m/dev/nvidiactl", "/m/dev/nvidia-uvm"), (("/host/libcuda.so.1", "/usr/lib/libcuda.so.1"),))
 CARDS = {card.id: card for card in [*TT, *GPUS, MIG]}
+ODD = [Card("tt-bare", "tenstorrent", "n150", N150, 9), Card("amd-0", "amd", "x", "amd.com/gpu", 0, nodes=("/dev/x",))]
 DEVICES = {
     device.id: device
     for device in [
         *(Device(card.id, card.resource, (card.id,)) for card in CARDS.values()),
+        *(Device(f"GPU-3-r{n}", GPU, ("GPU-3",)) for n in range(2)),
         *(Device(f"kyb-G10-s{n}", SEAT, ("GPU-1", "GPU-0"), group="G10") for n in (1, 2)),
         Device("ill", N150, ("tt-00",), healthy=False, reason="Detached", message="Its driver has let go of it."),
         Device("gone", N150, ("tt-99",)),
+        Device("bare", N150, ("tt-bare",)),
+        Device("both", N150, ("tt-00", "GPU-0")),
+        Device("amd", "amd.com/gpu", ("amd-0",)),
+        Device("empty", "amd.com/gpu", ()),
     ]
 }
 
 
 def given_(*asked: str, resource: str, with_cdi: bool = True, host: dict[str, str] | None = None) -> Injection:
-    return allocated(asked, resource, DEVICES, CARDS, host or {}, FILES, with_cdi=with_cdi)
+    cards = CARDS | {card.id: card for card in ODD}
+    return allocated(asked, resource, DEVICES, cards, host or {}, FILES, with_cdi=with_cdi)
 
 
 def test_tenstorrents_cards_are_named_by_their_whole_addresses() -> None:
@@ -55,6 +62,9 @@ def test_pages_of_a_gigabyte_are_mounted_where_no_iommu_translates() -> None:
     modes = {"iommu/tt-00": "translated", "iommu/tt-01": "passthrough"}
     assert given_("tt-00", resource=N150, host=modes).mounts == ()
     assert given_("tt-00", "tt-01", resource=N150, host=modes).mounts == pages
+    none = {"iommu/tt-00": "none", "hugepages-1g/total": "0", "hugepages-1g/free": "0"}
+    assert given_("tt-00", resource=N150, host=none).mounts == (), "a mount of nothing keeps a container from starting"
+    assert "need 4 free pages" in pages_lacking(TT[:1], none)
     assert "need 4 free pages" in pages_lacking(TT[:2], {**modes, "hugepages-1g/free": "3"})
     assert pages_lacking(TT[:2], {**modes, "hugepages-1g/free": "4"}) == pages_lacking(TT, {}) == ""
 
@@ -85,12 +95,57 @@ def test_a_seat_says_which_it_is_and_on_which_gpus() -> None:
         (("GPU-0",), N150, "GPU-0 is no tenstorrent.com/n150 of this node"),
         (("gone",), N150, "The cards of gone are not on this node any more"),
         (("kyb-G10-s1", "kyb-G10-s2"), SEAT, "A container has one seat, and 2 of kyb.ai/gpu-2x-seat were asked for"),
+        (("bare",), N150, "tt-bare has no device node on this node"),
+        (("both",), N150, "What a container needs for tenstorrent.com/n150 of nvidia and tenstorrent is unknown"),
+        (("amd",), "amd.com/gpu", "What a container needs for amd.com/gpu of amd is unknown"),
+        (("empty",), "amd.com/gpu", "What a container needs for amd.com/gpu of nobody is unknown"),
         ((), N150, "No device of tenstorrent.com/n150 was asked for"),
     ],
 )
 def test_what_cannot_be_had_is_refused_with_a_sentence(asked: tuple[str, ...], resource: str, why: str) -> None:
     with pytest.raises(Refused, match=f"^{re.escape(why)}"):
         given_(*asked, resource=resource)
+
+
+def test_two_shares_of_a_gpu_are_that_gpu_once() -> None:
+    assert given_("GPU-3-r0", "GPU-3-r1", resource=GPU).cdi == ("berth.dev/nvidia=GPU-3",)
+
+
+def test_an_instance_comes_with_the_node_of_its_gpu() -> None:
+    plain = given_("MIG-1", resource="nvidia.com/mig-1g.10gb", with_cdi=False)
+    assert [node.container for node in plain.nodes][:2] == ["/dev/nvidia3", "/dev/nvidia-caps/nvidia-cap1"]
+
+
+NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
+
+
+def follows_the_specification(kind: str, document: dict[str, Any]) -> None:
+    """SPEC.md of cncf-tags/container-device-interface, and what its Go library refuses beside."""
+    assert set(document) <= {"cdiVersion", "kind", "annotations", "devices", "containerEdits"}
+    assert re.fullmatch(r"0\.[3-8]\.0", document["cdiVersion"])
+    assert document["kind"] == kind
+    assert re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]*[A-Za-z0-9]/[A-Za-z][A-Za-z0-9_-]*[A-Za-z0-9]", kind)
+    called = [device["name"] for device in document["devices"]]
+    assert called and len({*called}) == len(called) and all(NAME.fullmatch(each) for each in called)
+    for device in document["devices"]:
+        assert set(device) == {"name", "containerEdits"} and device["containerEdits"]
+        follows_in_edits(device["containerEdits"])
+    follows_in_edits(document.get("containerEdits", {}))
+
+
+def follows_in_edits(edits: dict[str, Any]) -> None:
+    assert set(edits) <= {"env", "deviceNodes", "mounts", "hooks"} and all(edits.values())
+    assert all(re.fullmatch("[^=]+=.*", each) for each in edits.get("env", []))
+    for node in edits.get("deviceNodes", []):
+        assert {"path", "hostPath"} <= set(node) <= {"path", "hostPath", "permissions"}, "hostPath is of 0.5.0"
+        assert node["path"].startswith("/dev/") and node["hostPath"].startswith("/")
+        assert re.fullmatch("r?w?m?", node.get("permissions", "rwm"))
+    for mount in edits.get("mounts", []):
+        assert set(mount) <= {"hostPath", "containerPath", "options", "type"}
+        assert mount["hostPath"].startswith("/") and mount["containerPath"].startswith("/")
+    for hook in edits.get("hooks", []):
+        assert hook["hookName"] in {"prestart", "createRuntime", "createContainer", "startContainer", "poststart"}
+        assert hook["path"].startswith("/") and all(isinstance(each, str) for each in hook["args"])
 
 
 def names(document: dict[str, Any]) -> dict[str, list[str]]:
@@ -110,10 +165,20 @@ def test_the_documents_have_a_device_for_each_card_and_are_of_the_specification(
         "options": ["ro", "nosuid", "nodev", "bind"],
     }  # fmt: skip
     for kind, document in found.items():
-        assert document["cdiVersion"] == "0.6.0" and document["kind"] == kind
-        assert re.fullmatch(r"[a-z][a-z0-9.-]*[a-z0-9]/[A-Za-z0-9][A-Za-z0-9_-]*[A-Za-z0-9]", kind)
-        for name in names(document):
-            assert re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?", name)
+        assert document["cdiVersion"] == "0.6.0"
+        follows_the_specification(kind, document)
+
+
+def test_a_containers_loader_is_told_of_the_libraries_where_the_host_can() -> None:
+    gpus, both = [GPUS[0]], (*FILES.libraries, ("/host/nvidia-smi", "/usr/bin/nvidia-smi"))
+    for hook, first in (("/usr/bin/nvidia-cdi-hook", ["nvidia-cdi-hook"]), ("/x/nvidia-ctk", ["nvidia-ctk", "hook"])):
+        document = cdi.documents(gpus, DriverFiles(FILES.nodes, both, hook))["berth.dev/nvidia"]
+        follows_the_specification("berth.dev/nvidia", document)
+        assert document["containerEdits"]["hooks"] == [
+            {"hookName": "createContainer", "path": hook, "args": [*first, "update-ldcache", "--folder", "/usr/lib"]}
+        ]
+    assert "hooks" not in cdi.documents(gpus, FILES)["berth.dev/nvidia"]["containerEdits"]
+    assert "hooks" not in cdi.documents(gpus, DriverFiles(hook="/x/nvidia-ctk"))["berth.dev/nvidia"]["containerEdits"]
 
 
 def test_a_name_leads_to_its_card_when_the_kernel_counts_anew() -> None:
@@ -131,3 +196,20 @@ def test_the_order_of_cards_makes_no_other_documents(cards: list[Card]) -> None:
 
 def test_a_card_without_a_node_is_in_none() -> None:
     assert cdi.documents([Card("tt-1", "tenstorrent", "n150", N150, 0)]) == {}
+
+
+odd = st.builds(
+    Card, id=st.text("Gt0.-_: /=", max_size=8), vendor=st.sampled_from(["nvidia", "tenstorrent"]), product=st.just("x"),
+    resource=st.just(""), index=st.integers(0, 99), parent=st.sampled_from(["", "G", "t0"]),
+    nodes=st.lists(st.sampled_from(["/dev/nvidia0", "/dev/tenstorrent/by-id/wormhole-0"]), max_size=2).map(tuple),
+)  # fmt: skip
+
+
+@given(st.lists(odd, max_size=8))
+def test_one_odd_card_takes_no_others_away(cards: list[Card]) -> None:
+    found = cdi.documents(cards, FILES)
+    for kind, document in found.items():
+        follows_the_specification(kind, document)
+    listed = {device["name"] for document in found.values() for device in document["devices"]}
+    sound = {card.id: card for card in cards if NAME.fullmatch(card.id)}
+    assert {name for name, card in sound.items() if card.nodes} <= listed <= set(sound)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from planning.devices.cards import Card
 from planning.devices.health import VANISHED, Health
-from planning.devices.offering import MOST_ID, Offering, Seat, Terms, offered
+from planning.devices.offering import MOST_ID, Offering, Seat, Terms, is_resource, offered
 from planning.devices.offers import Device
 
 WELL = Health("Healthy")
@@ -98,6 +99,81 @@ def test_what_the_kubelet_would_not_take_is_told() -> None:
     assert "cannot be the name of a resource" in found.problems[0]
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["nvidia.com/gpu", "tenstorrent.com/n150", "nvidia.com/mig-1g.10gb", "a/b", f"{'a' * 244}/{'b' * 63}"],
+)  # fmt: skip
+def test_names_that_the_kubelet_takes(name: str) -> None:
+    assert is_resource(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "", "gpu", "/gpu", "nvidia.com/", "a/b/c", "A.com/x", "a..b/x", ".a/x", "a-/x", "a.com/-x", "a.com/x y",
+        "kubernetes.io/gpu", "node.kubernetes.io/gpu", "requests.nvidia.com/gpu", f"{'a' * 245}/b", f"a/{'b' * 64}",
+        "a.com/x\n",
+    ],
+)  # fmt: skip
+def test_names_that_the_kubelet_does_not_take(name: str) -> None:
+    assert not is_resource(name)
+
+
+def test_a_gpu_that_is_divided_is_not_offered_whole() -> None:
+    mig = Card("MIG-1", "nvidia", "1g.10gb", "nvidia.com/mig-1g.10gb", 0, parent="GPU-0")
+    assert list(offer([gpu(0), mig]).devices) == ["nvidia.com/mig-1g.10gb"]
+
+
+def held_of(found: Offering, *ids: str) -> dict[str, Device]:
+    return {device.id: device for each in found.devices.values() for device in each if device.id in ids}
+
+
+def test_a_gpu_that_is_held_whole_is_not_shared_out_meanwhile() -> None:
+    found = offer(GPUS[:2], shares=2, held=held_of(offer(GPUS), "GPU-0"))
+    assert ids(found, GPU) == ["GPU-0", "GPU-1-r0", "GPU-1-r1"]
+    assert found.problems == (
+        "GPU-0 is not offered as nvidia.com/gpu yet: a container holds GPU-0 of nvidia.com/gpu. It will be when that "
+        "ends.",
+    )
+
+
+def test_a_gpu_of_which_a_share_is_held_is_not_offered_whole_nor_as_seats() -> None:
+    held = held_of(offer(GPUS, shares=4), "GPU-0-r3")
+    assert ids(offer(GPUS[:2], held=held), GPU) == ["GPU-0-r3", "GPU-1"]
+    assert ids(offer(GPUS[:2], shares=2, held=held), GPU) == [
+        "GPU-0-r0", "GPU-0-r1", "GPU-0-r3", "GPU-1-r0", "GPU-1-r1",
+    ], "fewer shares are shares all the same"  # fmt: skip
+    found = offer(GPUS, seats=SEATS, held=held)
+    assert ids(found, SEAT) == [] and ids(found, GPU) == ["GPU-0-r3", "GPU-2", "GPU-3"]
+    assert "Group G01 is not offered as kyb.ai/gpu-2x-seat yet: a container holds GPU-0-r3" in found.problems[0]
+
+
+def test_seats_beside_a_seat_that_is_held_are_offered() -> None:
+    found = offer(GPUS, seats=SEATS, held=held_of(offer(GPUS, seats=SEATS), SEATS[1].id))
+    assert ids(found, SEAT) == [seat.id for seat in SEATS] and found.problems == ()
+
+
+def test_a_card_that_is_held_under_one_name_is_not_offered_under_another() -> None:
+    card = Card("tt-1", "tenstorrent", "p150a", "tenstorrent.com/p150a", 0)
+    held = held_of(offer([card]), "tt-1")
+    found = offer([card], held=held, aliases={"tenstorrent.com/p150a": "tenstorrent.com/p150"})
+    assert list(found.devices) == ["tenstorrent.com/p150a"] and len(found.problems) == 1
+
+
+def test_instances_of_a_gpu_that_is_held_whole_wait_and_the_other_way_round() -> None:
+    mig = Card("MIG-1", "nvidia", "1g.10gb", "nvidia.com/mig-1g.10gb", 0, parent="GPU-0")
+    found = offer([gpu(0), mig], held=held_of(offer([gpu(0)]), "GPU-0"))
+    assert list(found.devices) == [GPU] and len(found.problems) == 1
+    seat = Seat("kyb-G0-s1", "kyb.ai/gpu-1x-seat", "G0", ("GPU-0",))
+    found = offer([gpu(0), mig], seats=[seat], held=held_of(offer([mig]), "MIG-1"))
+    assert list(found.devices) == ["nvidia.com/mig-1g.10gb"] and len(found.problems) == 1
+
+
+def test_a_device_that_is_held_keeps_its_place_when_its_card_is_gone() -> None:
+    (gone,) = offer([], held=held_of(offer(GPUS), "GPU-2")).devices[GPU]
+    assert gone.numa == (1,)
+
+
 names = st.text("GPUtt-01ab", max_size=70)
 cards = st.builds(
     Card, id=names, vendor=st.sampled_from(["nvidia", "tenstorrent"]), product=names,
@@ -121,3 +197,36 @@ def test_ids_are_unique_over_all_resources_and_the_ill_say_why(
     assert all(device.healthy != bool(device.reason) for device in every)
     grouped = {card for seat in seats for card in seat.cards}
     assert not any(device.cards[0] in grouped for device in found.devices.get("tenstorrent.com/n150", ()))
+
+
+few = [gpu(number) for number in range(3)] + [Card("MIG-0", "nvidia", "1g", "nvidia.com/mig-1g", 2, parent="GPU-2")]
+groupings = st.lists(
+    st.sampled_from([
+        Seat(f"kyb-{group}-s{number}", f"kyb.ai/gpu-{len(cards)}x-seat", group, cards)
+        for group, cards in {"G0": ("GPU-0",), "G01": ("GPU-0", "GPU-1"), "G1": ("GPU-1",)}.items()
+        for number in (1, 2)
+    ]), unique=True,
+)  # fmt: skip
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), groupings, st.randoms(use_true_random=False)), max_size=5))
+def test_however_it_is_configured_anew_no_card_is_given_out_in_two_ways(
+    story: list[tuple[int, list[Seat], Any]],
+) -> None:
+    held: dict[str, Device] = {}
+    for shares, seats, dice in story:
+        groups: dict[str, str] = {}
+        seats = [
+            each for each in seats if all(groups.setdefault(card, each.group) == each.group for card in each.cards)
+        ]
+        found = offer(few, seats=seats, shares=shares, held=held)
+        listed = {device.id: device for each in found.devices.values() for device in each}
+        assert set(held) <= set(listed), "what is held stays listed"
+        free = [device for device in listed.values() if device.id not in held]
+        for device in dice.sample(free, min(2, len(free))):
+            for other in held.values():
+                if not set(device.cards) & set(other.cards):
+                    continue
+                alike = device.resource == other.resource and set(device.cards) == set(other.cards)
+                assert alike and device.id not in device.cards and other.id not in other.cards, (device, other)
+            held[device.id] = device
