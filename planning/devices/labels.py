@@ -42,8 +42,8 @@ def labels(sights: Iterable[Sight], aliases: Mapping[str, str] | None = None) ->
 
 def changes(there: Mapping[str, str], wanted: Mapping[str, str], mine: Collection[str]) -> dict[str, str | None]:
     """What to write for `wanted` to hold on a node with the labels `there`, None for those to remove. `mine` are the
-    keys outside berth.dev that berth set before, as `kept` said and as has to be remembered over restarts (an
-    annotation will do): all others are somebody else's, whatever they say.
+    keys outside berth.dev that berth set before, as `kept` said and as has to be remembered over restarts: all others
+    are somebody else's, whatever they say.
     """
     written: dict[str, str | None] = {
         key: text

@@ -50,6 +50,7 @@ def test_a_new_card_with_trouble_is_not_given_out_before_it_is_well() -> None:
 def test_it_is_well_again_after_a_while_without_trouble() -> None:
     assert after(None, LOST, None, None).state == "Unhealthy"
     assert after(None, LOST, *[None] * WELL_LOOKS, step=WELL_SECONDS / 10).state == "Unhealthy", "too soon"
+    assert after(None, LOST, *[None] * (WELL_LOOKS - 1), step=WELL_SECONDS * 2).state == "Unhealthy", "too few looks"
     healed = after(None, LOST, *[None] * (WELL_LOOKS + 1))
     assert (healed.state, healed.reason, healed.message) == ("Healthy", "", "")
 

@@ -111,6 +111,11 @@ def test_labels_that_somebody_else_set_are_left_to_him() -> None:
     }
 
 
+def test_a_resource_that_is_none_has_no_label() -> None:
+    odd = replace(TT[0], resource="Tenstorrent_com/p150a")
+    assert all(key.startswith("berth.dev/") for key in labels([Sight("tenstorrent", (odd,))]))
+
+
 def test_of_no_cards_nothing_is_told() -> None:
     assert labels([Sight("nvidia", host={"driver": "1"}), Sight("tenstorrent")]) == {}
 

@@ -110,6 +110,17 @@ def test_shares_go_to_the_least_crowded_card_however_cards_are_connected() -> No
     assert preferred(AFFINITY, shares, ["g00-r1", "g01-r1"], ("g00-r0",), 2, ()) == ["g00-r0", "g01-r1"]
 
 
+def test_of_two_equally_good_sets_the_one_is_taken_that_breaks_up_nothing() -> None:
+    """Two that are connected with each other, or two that are with what the container must have, and with another."""
+    cards = [Card(name, "nvidia", "H100", "nvidia.com/gpu", 0) for name in ("a1", "a2", "b", "c1", "c2", "x")]
+    links = [
+        Link("a1", "a2", "same-cpu"),
+        *(Link(one, other, "cross-cpu") for one, other in [("b", "c1"), ("b", "c2"), ("c1", "x")]),
+    ]
+    affinity = Affinity(cards, links)
+    assert preferred(affinity, whole(cards), ["a1", "a2", "c1", "c2", "x"], ("b",), 3) == ["b", "a1", "a2"]
+
+
 def test_devices_without_cards_are_devices_all_the_same() -> None:
     assert preferred(AFFINITY, {"a": ("g00",), "b": (), "c": ()}, ["a", "b", "c"], (), 2) == ["a", "b"]
 
