@@ -11,7 +11,7 @@ import itertools
 import os
 import signal
 from collections.abc import AsyncIterator, Iterable
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -230,6 +230,18 @@ class ReferencePlugin:
         if "calls-by-changed-answers" in self.faults:
             answer.envs["CALL"] = str(len(self.allocations))
         return answer
+
+
+@asynccontextmanager
+async def running(plugin: ReferencePlugin) -> AsyncIterator[None]:
+    """It keeps itself registered until the block ends."""
+    task = asyncio.create_task(plugin.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
 
 
 async def _main() -> None:

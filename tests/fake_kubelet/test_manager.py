@@ -18,10 +18,10 @@ from nodeworkers.rpc import pluginregistration_pb2, podresources_pb2
 from tests.fake_kubelet import checkpoint
 from tests.fake_kubelet.kubelet import UNEXPECTED, FakeKubelet
 from tests.fake_kubelet.pods import ids
-from tests.fake_kubelet.reference_plugin import ReferencePlugin
-from tests.fake_kubelet.test_violations import CARD, running
+from tests.fake_kubelet.reference_plugin import ReferencePlugin, running
 from tests.fake_kubelet.wire import Caller, CallFailed, Context, serve
 
+CARD = "example.com/card"
 LISTER = podresources_pb2.DESCRIPTOR.services_by_name["PodResourcesLister"].methods_by_name
 
 

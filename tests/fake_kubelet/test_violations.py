@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,22 +10,11 @@ import pytest
 from nodeworkers.rpc import deviceplugin_pb2 as api
 from tests.fake_kubelet import checks
 from tests.fake_kubelet.kubelet import UNEXPECTED, FakeKubelet
-from tests.fake_kubelet.reference_plugin import FAULTS, ReferencePlugin
+from tests.fake_kubelet.reference_plugin import FAULTS, ReferencePlugin, running
 from tests.fake_kubelet.transcript import RULES
 from tests.fake_kubelet.wire import CallFailed
 
 CARD = "example.com/card"
-
-
-@asynccontextmanager
-async def running(plugin: ReferencePlugin) -> AsyncIterator[None]:
-    task = asyncio.create_task(plugin.run())
-    try:
-        yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
 
 
 async def lived_through(kubelet: FakeKubelet, *faults: str) -> set[str]:
