@@ -43,16 +43,16 @@ async def test_a_good_plugin_passes(kubelet: FakeKubelet) -> None:
         ("allocate", "wrong-response-count", "does not run"),
         ("prefer", "preference-failed", "GetPreferredAllocation rpc failed"),
         ("init-container", "pre-start-failed", "PreStartContainer rpc failed"),
-        ("restart", "never-registers-again", "After 2 s still not"),
-        ("kill", "never-registers-again", "After 2 s still not"),
-        ("restarts", "never-registers-again", "After 2 s still not"),
-        ("cut", "never-registers-again", "After 2 s still not"),
-        ("restart", "loses-a-device", "After 2 s still not"),
-        ("register", "wrong-version", "After 2 s still not"),
+        ("restart", "never-registers-again", "After 1 s still not"),
+        ("kill", "never-registers-again", "After 1 s still not"),
+        ("restarts", "never-registers-again", "After 1 s still not"),
+        ("cut", "never-registers-again", "After 1 s still not"),
+        ("restart", "loses-a-device", "After 1 s still not"),
+        ("register", "wrong-version", "After 1 s still not"),
     ],
 )
 async def test_a_fault_is_found(kubelet: FakeKubelet, scenario: str, fault: str, says: str) -> None:
-    (outcome,) = await tried(kubelet, scenario, faults=(fault,), patience=2)
+    (outcome,) = await tried(kubelet, scenario, faults=(fault,), patience=1)
     assert outcome.outcome == "fail" and says in outcome.text, outcome
 
 

@@ -59,11 +59,14 @@ async def test_what_no_plugin_serves_is_ignored(kubelet: FakeKubelet) -> None:
 async def test_app_containers_use_again_what_init_containers_had(kubelet: FakeKubelet) -> None:
     async with running(plugin := ReferencePlugin(kubelet.plugins, devices=3)):
         await kubelet.until_allocatable(CARD, 3)
-        pod = await kubelet.admit("first", [{CARD: 2}, {CARD: 1}], [{CARD: 1}, {CARD: 3}])
-        assert pod.phase == "Running"
-        first, second, app, other = (set(each.devices[CARD]) for each in pod.containers)
-        assert first < second and app < second and other == second - app
-        assert len(plugin.allocations) == 4 and [each.running for each in pod.containers] == [False, False, True, True]
+        for at in range(8):  # in whatever order
+            pod = await kubelet.admit(f"p{at}", [{CARD: 2}, {CARD: 1}], [{CARD: 1}, {CARD: 3}])
+            assert pod.phase == "Running"
+            first, second, app, other = (set(each.devices[CARD]) for each in pod.containers)
+            assert first < second and app < second and other == second - app
+            assert [each.running for each in pod.containers] == [False, False, True, True]
+            kubelet.delete(pod)
+        assert len(plugin.allocations) == 8 * 4
 
 
 async def test_a_container_that_starts_again_gets_what_it_had_without_an_allocate(kubelet: FakeKubelet) -> None:
@@ -125,6 +128,21 @@ async def test_a_pod_whose_container_ended_while_the_kubelet_was_away_fails(kube
         pod.containers[0].running = False
         await kubelet.start()
         assert (pod.phase, pod.reason) == ("Failed", UNEXPECTED)
+
+
+async def test_a_pod_that_is_found_when_the_plugin_is_back_already_keeps_what_it_has(kubelet: FakeKubelet) -> None:
+    async with running(plugin := ReferencePlugin(kubelet.plugins)):
+        await kubelet.until_allocatable(CARD, 4)
+        pod = await kubelet.admit("first", [{CARD: 2}])
+        pod.containers[0].running = False
+        had = pod.devices(CARD)
+        assert await kubelet._admit(pod, restored=True)
+        assert pod.devices(CARD) == had and len(plugin.allocations) == 1
+        plugin.healthy[min(had)] = False
+        plugin.changed()
+        await kubelet.until_allocatable(CARD, 3)
+        assert not await kubelet._admit(pod, restored=True)
+        assert "previously allocated devices are no longer healthy" in pod.message
 
 
 async def test_the_checkpoint_is_written_at_each_list_and_each_allocation(kubelet: FakeKubelet) -> None:
