@@ -36,6 +36,9 @@ def pytest_configure() -> None:
     for name in [name for name in os.environ if name.startswith("TEMPORAL_")]:
         del os.environ[name]
     os.environ["TEMPORAL_CONFIG_FILE"] = os.devnull
+    # Its handlers end one in a hundred children that are forked beside a server (before they exec), and nobody here
+    # goes on with gRPC after a fork.
+    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -147,6 +148,8 @@ def node(
         return
     if not node_name:
         raise typer.BadParameter("is needed: the node's name in the cluster.", param_hint="--node-name")
+    # Its handlers may end a child between fork and exec, and no child of ours goes on with gRPC.
+    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"
     from berth.node_process import NodeOptions, run_node
     from nodeworkers.devices.core import FrontEnds
     from nodeworkers.devices.service import DeviceOptions
