@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import orjson
@@ -34,10 +34,12 @@ class CdiFiles:
     def __init__(self, folder: Path = FOLDER) -> None:
         self.folder = folder
 
-    def write(self, documents: Mapping[str, Mapping[str, object]]) -> tuple[str, ...]:
-        """Makes the folder say what `documents` say, by kind (`berth.dev/nvidia`), and nothing else of ours. Returns
-        the names of the files that changed. Raises CdiError after having done all that could be done.
+    def write(self, documents: Mapping[str, Mapping[str, object]], kept: Collection[str] = ()) -> tuple[str, ...]:
+        """Makes the folder say what `documents` say, by kind (`berth.dev/nvidia`), and nothing else of ours but the
+        files of the kinds `kept`, which stay as they are. Returns the names of the files that changed. Raises CdiError
+        after having done all that could be done.
         """
+        stays = {f"{VENDOR}-{kind.partition('/')[2]}.json" for kind in kept}
         problems: list[str] = []
         wanted: dict[str, bytes] = {}
         for kind, document in documents.items():
@@ -65,7 +67,9 @@ class CdiFiles:
             except OSError as error:
                 problems.append(f"{self.folder / name} cannot be written: {_why(error)}. Make room for it.")
         for name in present:
-            if _HALF.fullmatch(name) or (_OURS.fullmatch(name) and name not in wanted and self._says_ours(name)):
+            if _HALF.fullmatch(name) or (
+                _OURS.fullmatch(name) and name not in wanted and name not in stays and self._says_ours(name)
+            ):
                 try:
                     (self.folder / name).unlink(missing_ok=True)
                 except OSError as error:

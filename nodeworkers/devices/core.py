@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, get_args
 
 from nodeworkers.devices.cdi_files import CdiError, CdiFiles
 from nodeworkers.devices.holdings import Holdings
@@ -34,6 +35,7 @@ from planning.devices.seats import SeatPlan, configured
 
 TOGETHER = 0.1  # seconds in which news are taken together
 SILENCE = 5.0  # seconds between two looks at who is silent
+ANEW = 60.0  # seconds after which all is settled again without news: somebody may have emptied the CDI folder
 _log = logging.getLogger(__name__)
 
 Told = Callable[[str, Health, str], None]
@@ -92,8 +94,9 @@ class Core:
         self._silent: dict[Vendor, str] = {}
         self._files = DriverFiles()
         self._with_cdi = True
-        self._written: dict[str, dict[str, Any]] | None = None
+        self._taken: tuple[str, ...] = ()
         self._due = asyncio.Event()
+        self._due.set()  # what is remembered is offered at once
         self._news = asyncio.Event()
         # Until providers have looked, the cards of the last run are offered: they are there, as a rule.
         self._cards = {id: known.card for id, known in records.cards().items()}
@@ -103,11 +106,14 @@ class Core:
 
     def seen(self, sight: Sight) -> None:
         """A provider has looked."""
-        self._silent.pop(sight.vendor, None)
+        back = self._silent.pop(sight.vendor, None) is not None
+        before = self._sights.get(sight.vendor)
         self._sights[sight.vendor] = sight
-        self._judge(sight.vendor, lambda before, now: judged(before, sight, now))
+        judged_anew = self._judge(sight.vendor, lambda before, now: judged(before, sight, now))
         self._cards.update({card.id: card for card in sight.cards})
-        self.poke()
+        # A look every two seconds is no news by itself.
+        if back or judged_anew or before is None or replace(sight, readings={}) != replace(before, readings={}):
+            self.poke()
 
     def silent(self, vendor: Vendor, why: str) -> None:
         """A provider hangs, or is gone; `why` is a sentence."""
@@ -119,7 +125,8 @@ class Core:
         """Something else is news: who holds what, or the configuration."""
         self._due.set()
 
-    def _judge(self, vendor: Vendor, judge: Callable[[Mapping[str, Health], float], dict[str, Health]]) -> None:
+    def _judge(self, vendor: Vendor, judge: Callable[[Mapping[str, Health], float], dict[str, Health]]) -> bool:
+        """Whether anything became something else."""
         before = {id: self._health[id] for id, card in self._cards.items() if card.vendor == vendor}
         after = judge(before, time.time())
         sight = self._sights.get(vendor)
@@ -127,6 +134,11 @@ class Core:
         for card, sentence in changes(before, after, cards):
             self._told(card, after[card], sentence)
         self._health.update(after)
+        return any(
+            id not in before or (each.state, each.reason, each.message) != (old.state, old.reason, old.message)
+            for id, each in after.items()
+            for old in (before.get(id, each),)
+        )
 
     # ---- the loop
 
@@ -136,7 +148,8 @@ class Core:
             group.create_task(self._mind_silence())
             group.create_task(self._follow_configuration())
             while True:
-                await self._due.wait()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._due.wait(), ANEW)
                 await asyncio.sleep(TOGETHER)
                 self._due.clear()
                 try:
@@ -158,6 +171,8 @@ class Core:
 
     async def settle(self) -> None:
         """Takes in all that is news. What somebody has seen before is offered for as long as somebody holds it."""
+        # What takes a while comes first: from here on to the new state nothing is given.
+        problems = await self._write_cdi()
         cards, health = dict(self._cards), dict(self._health)
         links = tuple(link for sight in self._sights.values() for link in sight.links)
         host = {key: value for sight in self._sights.values() for key, value in sight.host.items()}
@@ -165,9 +180,9 @@ class Core:
         plan = self._plan(cards, links, held)
         known = self.state.offering.devices.keys()
         offering = offered(list(cards.values()), health, plan.seats, self._terms, held, known, plan.withheld)
-        problems = await self._write_cdi(cards.values())
-        await self._profiles.accept(plan.accepted)
-        lacking = pages_lacking([card for card in cards.values() if health[card.id].usable], host)
+        in_use = {card for device in held.values() for card in device.cards}
+        free = [card for card in cards.values() if health[card.id].usable and card.id not in in_use]
+        lacking = pages_lacking(free, host)
         affinity = self.state.affinity
         if links != self.state.links or cards != self.state.cards:
             affinity = Affinity(cards.values(), links)
@@ -177,6 +192,7 @@ class Core:
             cards, health, links, host, plan, offering, devices, affinity,
             (*offering.problems, *problems, *filter(None, (lacking, self._holdings.problem))),
         )  # fmt: skip
+        self._taken = tuple(self._holdings.held)
         self._remember(cards, health)
         if before.offering.devices != offering.devices:
             self.version += 1
@@ -184,6 +200,7 @@ class Core:
             self._news = asyncio.Event()
         if self._forget_vanished():
             self.poke()
+        await self._profiles.accept(plan.accepted)
 
     def _forget_vanished(self) -> bool:
         """Cards that their provider does not show any more, once nobody holds a device of theirs."""
@@ -206,7 +223,8 @@ class Core:
             device = self.state.devices.get(id)
             if device is None or not device.cards:
                 device = device_of(id, holder.resource, given[id].injection if id in given else None)
-            found[id] = device
+            if device.cards:
+                found[id] = device
         return found
 
     def _plan(self, cards: Mapping[str, Card], links: tuple[Link, ...], held: Mapping[str, Device]) -> SeatPlan:
@@ -217,20 +235,24 @@ class Core:
             self._profiles.now.spec, list(cards.values()), links, seats, busy=whole, last=self._profiles.last
         )
 
-    async def _write_cdi(self, cards: Iterable[Card]) -> list[str]:
-        """Before anything is offered that needs them; only when they are others. What is wrong: sentences."""
+    async def _write_cdi(self) -> list[str]:
+        """Before anything is offered that needs them. What is wrong: sentences.
+
+        Of cards that are seen now and no others: what the kernel called a card that is gone, another may be called. The
+        documents of a vendor whose cards were not looked at yet stay as they are.
+        """
+        cards = [card for sight in self._sights.values() for card in sight.cards]
         nvidia = any(card.vendor == "nvidia" for card in cards)
         self._files = await asyncio.to_thread(self._find_files) if nvidia else DriverFiles()
         documents = cdi.documents(cards, self._files)
-        if documents == self._written and self._with_cdi:
-            return []
+        unseen = [cdi.kind(vendor) for vendor in get_args(Vendor) if vendor not in self._sights]
         try:
-            await asyncio.to_thread(self._cdi_files.write, documents)
+            await asyncio.to_thread(self._cdi_files.write, documents, unseen)
         except CdiError as error:
             # Device nodes by their paths do as well, for whoever comes next.
             self._with_cdi = False
             return [str(error)]
-        self._written, self._with_cdi = documents, True
+        self._with_cdi = True
         return []
 
     def _remember(self, cards: Mapping[str, Card], health: Mapping[str, Health]) -> None:
@@ -262,9 +284,9 @@ class Core:
 
     def preferred(self, available: Sequence[str], must: Sequence[str], size: int) -> list[str]:
         """As `Devices.preferred`; called in a thread."""
-        state = self.state
+        state, taken = self.state, self._taken
         cards = {id: device.cards for id, device in state.devices.items()}
-        return preferred(state.affinity, cards, available, must, size, list(self._holdings.held))
+        return preferred(state.affinity, cards, available, must, size, taken)
 
     def allocate(self, resource: str, ids: Sequence[str], claim: str, admin: bool) -> Injection:
         """As `Devices.allocate`."""
@@ -272,12 +294,20 @@ class Core:
         found = allocated(ids, resource, state.devices, state.cards, state.host, self._files, with_cdi=self._with_cdi)
         if admin:
             return found
+        for id in ids:
+            holder = self._holdings.held.get(id)
+            # The kubelet asks anew for a pod's next container, the scheduler for a claim's next pod: nobody else may.
+            if holder is not None and holder.claim != claim:
+                who = f"the claim {holder.claim}" if holder.claim else f"a pod, as {resource} of the device plugin"
+                raise Refused(f"{id} is held by {who}. Delete the pod, so that it gets another device.")
         try:
             self._records.remember_allocation(resource, ids, found, time.time(), claim)
         except LedgerError as error:
             # The kubelet remembers it as well, and is asked.
             _log.warning("that %s were given is not on record: %s", ", ".join(ids), error)
         self._holdings.given(resource, ids, claim)
+        self._taken = tuple(self._holdings.held)
+        self.poke()
         return found
 
     def before_start(self, resource: str, ids: Sequence[str]) -> None:
@@ -304,7 +334,9 @@ def _remembered(told: Mapping[str, Any]) -> Health:
     """How a card is that was not looked at yet: ill where it was."""
     message = "It was not looked at since berth's process was started."
     if told.get("state") == "Unhealthy":
-        return Health("Unhealthy", str(told.get("reason")), str(told.get("message")), float(told.get("since") or 0.0))
+        since = told.get("since")
+        known = float(since) if isinstance(since, int | float) else 0.0
+        return Health("Unhealthy", str(told.get("reason")), str(told.get("message")), known)
     return Health("Unknown", SILENT, message, time.time())
 
 

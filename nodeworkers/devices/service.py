@@ -74,7 +74,8 @@ class DeviceService:
             records, self.holdings, self._profiles, CdiFiles(options.cdi), options.fronts, options.terms, self._files,
             self._told,
         )  # fmt: skip
-        self._supervisor = Supervisor(self.core.view("device-plugin"), podresources, Folders(options.plugins))
+        self._folders = Folders(options.plugins)
+        self._supervisor = Supervisor(self.core.view("device-plugin"), podresources, self._folders)
         self._dra: Driver | None = None
         if options.fronts.dra:
             self._dra = Driver(
@@ -82,6 +83,7 @@ class DeviceService:
                 None if self._simulated else Path("/sys"),
             )  # fmt: skip
         self._dra_problem = ""
+        self._broken: dict[str, str] = {}
         self._reporting = Reporting(kube, node, self.picture)
         self._watchings = [self._watching(vendor) for vendor in VENDORS]
 
@@ -89,14 +91,35 @@ class DeviceService:
         """Until cancelled."""
         observe(lambda: (self.core.state, self.holdings.held, self._supervisor.statuses()))
         async with asyncio.TaskGroup() as group:
-            for work in self._works():
-                group.create_task(work)
+            for name, work in self._works().items():
+                group.create_task(self._keep(name, work))
 
-    def _works(self) -> list[Coroutine[None, None, None]]:
-        works: list[Coroutine[None, None, None]] = [watching.run() for watching in self._watchings]
-        works += [self.core.run(), self._profiles.run(), self._follow_holdings(), self._reporting.run()]
-        works += [self._events.run(), self._supervisor.run()]
-        return works if self._dra is None else [*works, self._serve_dra(self._dra)]
+    def _works(self) -> dict[str, Callable[[], Coroutine[None, None, None]]]:
+        works: dict[str, Callable[[], Coroutine[None, None, None]]] = {
+            f"watching {watching.vendor}": watching.run for watching in self._watchings
+        }
+        works |= {
+            "allocation": self.core.run,
+            "seat profiles": self._profiles.run,
+            "holdings": self._follow_holdings,
+            "NodeDevices": self._reporting.run,
+            "Events": self._events.run,
+            "device plugin": self._supervisor.run,
+        }
+        if (driver := self._dra) is not None:
+            works["DRA"] = lambda: self._serve_dra(driver)
+        return works
+
+    async def _keep(self, name: str, work: Callable[[], Coroutine[None, None, None]]) -> None:
+        """A mistake of ours in one part ends neither the others nor the process, which answers for mounts as well."""
+        while True:
+            try:
+                await work()
+            except Exception as error:
+                self._broken[name] = f"{name}: {error!r:.256}"
+                _log.exception("%s: it broke off and is begun anew in %.0f s", name, _AGAIN)
+            await asyncio.sleep(_AGAIN)
+            self._broken.pop(name, None)
 
     @property
     def note(self) -> str:
@@ -104,7 +127,9 @@ class DeviceService:
         silent = [f"{each.vendor}: {each.problem}" for each in self._watchings if each.problem]
         simulated = "its devices are simulated" if self._simulated else ""
         reported = self._reporting.trouble and f"its NodeDevices cannot be written: {self._reporting.trouble}"
-        return "; ".join(filter(None, (*silent, *self.core.state.problems[:3], reported, simulated)))
+        return "; ".join(
+            filter(None, (*self._broken.values(), *silent, *self.core.state.problems[:3], reported, simulated))
+        )
 
     def picture(self) -> Picture:
         """What there is, for NodeDevices."""
@@ -175,9 +200,12 @@ class DeviceService:
         """Who holds what decides what stays listed, and which seats may change."""
         group = asyncio.create_task(self.holdings.run())
         try:
-            before = dict(self.holdings.held)
+            before, kubelet = dict(self.holdings.held), self._folders.kubelet
             while not group.done():
                 await asyncio.sleep(1.0)
+                if (there := self._folders.kubelet) != kubelet:
+                    kubelet = there
+                    self.holdings.kubelet_restarted()
                 now = dict(self.holdings.held)
                 if now.keys() != before.keys():
                     self.core.poke()

@@ -4,9 +4,13 @@ in use, some of them of cards or groups that are not there any more.
 
 from __future__ import annotations
 
+import re
+
 from planning.accelerators import seat_size
 from planning.devices.offering import Seat
 from planning.devices.offers import Device, Injection
+
+_SHARE = re.compile(r"-r[0-9]+$")
 
 
 def device_of(id: str, resource: str, injection: Injection | None) -> Device:
@@ -16,7 +20,7 @@ def device_of(id: str, resource: str, injection: Injection | None) -> Device:
         return Device(id, resource, cards, group=injection.env.get("KYB_GPU_GROUP", "") if injection else "")
     # Of several that were given together each has its own card, of which its id begins.
     own = tuple(card for card in cards if id == card or id.startswith(f"{card}-"))
-    return Device(id, resource, own or (id,))
+    return Device(id, resource, own or (_SHARE.sub("", id),))
 
 
 def cards_of(injection: Injection | None) -> tuple[str, ...]:
@@ -24,7 +28,11 @@ def cards_of(injection: Injection | None) -> tuple[str, ...]:
     if injection is None:
         return ()
     named = tuple(name.partition("=")[2] for name in injection.cdi)
-    return named or tuple(filter(None, injection.env.get("CUDA_VISIBLE_DEVICES", "").split(",")))
+    if named:
+        return named
+    env = injection.env
+    told = env.get("CUDA_VISIBLE_DEVICES") or env.get("NVIDIA_VISIBLE_DEVICES") or ""
+    return tuple(each for each in told.split(",") if each and each != "void")
 
 
 def seat_of(device: Device) -> Seat | None:

@@ -19,7 +19,7 @@ from nodeworkers.devices.holdings import Holding, Holdings, PodResourcesError
 from nodeworkers.devices.profiles import Profiles
 from nodeworkers.devices.records import Records
 from nodeworkers.ledger import Ledger
-from planning.devices.cards import Card, Sight, Trouble
+from planning.devices.cards import Card, Reading, Sight, Trouble
 from planning.devices.cdi import DriverFiles
 from planning.devices.health import SILENT, SILENT_SECONDS, VANISHED, Health
 from planning.devices.offering import Terms
@@ -223,6 +223,57 @@ async def test_no_container_starts_with_a_device_that_is_not_well(rig: Rig) -> N
     for bad in ("tt-1", "tt-9"):
         with pytest.raises(Refused):
             rig.plugin.before_start(N150, ["tt-0", bad])
+
+
+def documented(rig: Rig, kind: str = "tenstorrent") -> list[str]:
+    file = rig.cdi / f"berth.dev-{kind}.json"
+    return [each["name"] for each in json.loads(file.read_text())["devices"]] if file.exists() else []
+
+
+async def test_the_name_of_a_card_that_is_gone_leads_to_no_other_card(rig: Rig) -> None:
+    await rig.see(*CARDS)
+    rig.plugin.allocate(N150, ["tt-0"])
+    # The kernel counts anew: what tt-0 was called is what tt-1 is called now.
+    await rig.see(replace(CARDS[1], index=0), CARDS[2])
+    assert documented(rig) == ["tt-1", "tt-2"] and "tt-0" in rig.ids()
+
+
+async def test_the_names_of_the_last_run_stay_until_somebody_has_looked(rig: Rig) -> None:
+    await rig.see(*CARDS)
+    rig.again()
+    await rig.look(Sight("nvidia", tuple(GPUS)))
+    assert documented(rig) == ["tt-0", "tt-1", "tt-2"] and documented(rig, "nvidia")
+    await rig.see(CARDS[1])
+    assert documented(rig) == ["tt-1"]
+
+
+async def test_a_folder_that_somebody_emptied_is_filled_again(rig: Rig) -> None:
+    await rig.see(*CARDS)
+    (rig.cdi / "berth.dev-tenstorrent.json").unlink()
+    await rig.core.settle()
+    assert documented(rig) == ["tt-0", "tt-1", "tt-2"]
+
+
+async def test_what_one_front_end_gave_the_other_does_not_give(rig: Rig) -> None:
+    await rig.look(Sight("nvidia", tuple(GPUS)))
+    first = rig.dra.allocate(GPU, ["GPU-0"], claim="c")
+    assert rig.dra.allocate(GPU, ["GPU-0"], claim="c") == first
+    with pytest.raises(Refused, match="GPU-0 is held by the claim c"):
+        rig.dra.allocate(GPU, ["GPU-0"], claim="d")
+    with pytest.raises(Refused, match="GPU-0 is held by the claim c"):
+        rig.plugin.allocate(GPU, ["GPU-0"])
+    rig.plugin.allocate(GPU, ["GPU-1"])
+    with pytest.raises(Refused, match="GPU-1 is held by a pod"):
+        rig.dra.allocate(GPU, ["GPU-1"], claim="c")
+
+
+async def test_a_look_that_saw_the_same_is_no_news(rig: Rig) -> None:
+    await rig.see(*CARDS)
+    rig.core._due.clear()
+    rig.core.seen(Sight("tenstorrent", tuple(CARDS), readings={"tt-0": Reading(temperature=50.0)}))
+    assert not rig.core._due.is_set()
+    rig.core.seen(Sight("tenstorrent", tuple(CARDS), {"tt-0": LOST}))
+    assert rig.core._due.is_set()
 
 
 async def configured(rig: Rig, text: str) -> None:
