@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.skipif(bool(unavailable()), reason=unavailable() or "possible"),
 ]
 
-KILLS = 20
+KILLS = 5  # of each; twenty take two minutes and a half
 BACK = 5.0  # seconds in which all is back once the kubelet and berth are up
 
 
