@@ -1,4 +1,4 @@
-"""An activity that works gives signs of life, and the ledger's own are missed soon when they are lost."""
+"""An activity that works gives signs of life, from its beginning on and no longer than that."""
 
 from __future__ import annotations
 

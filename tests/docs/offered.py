@@ -85,8 +85,9 @@ def metrics() -> dict[str, str]:
                 assert isinstance(name, ast.Constant) and isinstance(name.value, str), (
                     f"{file}:{node.lineno}: not a literal"
                 )
-                unit = next((k.value.value for k in node.keywords if k.arg == "unit"), "")  # type: ignore[attr-defined]  # a literal
-                suffix = {"s": "_seconds", "By": "_bytes"}.get(unit, "") + ("_total" if kind == "counter" else "")
+                units = [k.value for k in node.keywords if k.arg == "unit"]
+                unit = next((each.value for each in units if isinstance(each, ast.Constant)), "")
+                suffix = {"s": "_seconds", "By": "_bytes"}.get(str(unit), "") + ("_total" if kind == "counter" else "")
                 found[f"{name.value}{suffix}"] = kind
     return found
 

@@ -93,8 +93,10 @@ def handlers() -> dict[str, set[str]]:
         for node in ast.walk(ast.parse(file.read_text())):
             for decorator in getattr(node, "decorator_list", ()):
                 target = decorator.func if isinstance(decorator, ast.Call) else decorator
+                if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    continue
                 if isinstance(target, ast.Attribute) and target.attr in found:
-                    found[target.attr].add(node.name)  # type: ignore[attr-defined]  # who is decorated has a name
+                    found[target.attr].add(node.name)
     return found
 
 
