@@ -2,7 +2,9 @@
 
 Shares no code with planning: it parses Jobs and nodes for itself, from what etcd held. A Job is live from its creation
 until it is finished or gone, and as long as it is live it claims its GPUs on the node that it is pinned to; a gang's
-claims them for each pod on the node that its annotation tells, until that pod has ended well.
+claims them for each pod on the node that its annotation tells, until that pod has ended well. A Job that is being
+deleted makes no pods any more: once each of its pods was seen, and has gone, it claims nothing, however long the
+garbage collector takes to remove it.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from tests.faults.revisions import Revision
 
 GPU = "nvidia.com/gpu"
 WORKLOAD = "gpu.warp.dev/workload-uid"
+JOB = "batch.kubernetes.io/controller-uid"
 PLACES = "gpu.warp.dev/places"
 
 
@@ -58,10 +61,15 @@ class _Seen:
 
 @dataclass(frozen=True)
 class _Claim:
-    """`gpus`: by node; '' for a pod that has none yet."""
+    """`gpus`: by node; '' for a pod that has none yet. `job`: the Job's UID, a pod's too. `leaving`: a Job of so many
+    `pods` that is being deleted.
+    """
 
     workload: str
     gpus: dict[str, int]
+    job: str = ""
+    pods: int = 1
+    leaving: bool = False
 
 
 def check(revisions: Iterable[Revision], demands: Mapping[str, Demand] | None = None) -> Report:
@@ -75,6 +83,7 @@ def check(revisions: Iterable[Revision], demands: Mapping[str, Demand] | None = 
     capacity: dict[str, int] = {}
     promised: dict[str, _Claim] = {}  # by Job key
     running: dict[str, _Claim] = {}  # by pod key
+    had: dict[str, set[str]] = {}  # Job uid -> keys of all pods that it ever had
     present: dict[str, str] = {}
     seen_jobs: set[str] = set()
     for revision in revisions:
@@ -110,10 +119,13 @@ def check(revisions: Iterable[Revision], demands: Mapping[str, Demand] | None = 
                 if claim.workload in report.ended:
                     report.violations.append(f"@{revision.number} Job {revision.key} was made after its workload's end")
             _set(promised, revision.key, claim)
-            _judge_jobs(report, revision, promised, capacity, claim)
+            _judge_jobs(report, revision, promised, claim)
+            _judge_node(report, revision, "Jobs promised", _claiming(promised, running, had), capacity, claim)
         elif revision.kind == "pod":
             claim = _pod_claim(value)
             _set(running, revision.key, claim)
+            if claim is not None:
+                had.setdefault(claim.job, set()).add(revision.key)
             _judge_node(report, revision, "pods on", running, capacity, claim)
         report.most_gpus_at_once = max(report.most_gpus_at_once, sum(sum(c.gpus.values()) for c in running.values()))
     report.failed_jobs = {uid: len(jobs) for uid, jobs in failed.items()}
@@ -167,15 +179,22 @@ def _failed_by_itself(job: dict[str, Any]) -> bool:
     )
 
 
-def _judge_jobs(
-    report: Report, revision: Revision, promised: dict[str, _Claim], capacity: dict[str, int], claim: _Claim | None
-) -> None:
+def _claiming(promised: dict[str, _Claim], running: dict[str, _Claim], had: dict[str, set[str]]) -> dict[str, _Claim]:
+    """Of the Jobs those that may have pods, now or later."""
+    live = {claim.job for claim in running.values()}
+
+    def emptied(claim: _Claim) -> bool:
+        return claim.leaving and claim.job not in live and len(had.get(claim.job, ())) >= claim.pods
+
+    return {key: claim for key, claim in promised.items() if not emptied(claim)}
+
+
+def _judge_jobs(report: Report, revision: Revision, promised: dict[str, _Claim], claim: _Claim | None) -> None:
     if claim is None:
         return
     twins = [key for key, other in promised.items() if other.workload == claim.workload]
     if len(twins) > 1:
         report.violations.append(f"@{revision.number} two live Jobs for one workload: {sorted(twins)}")
-    _judge_node(report, revision, "Jobs promised", promised, capacity, claim)
 
 
 def _judge_node(
@@ -211,15 +230,17 @@ def _job_claim(job: dict[str, Any] | None) -> _Claim | None:
         return None
     if job["spec"].get("suspend"):
         return None  # it will get no pods, and those it still has are judged themselves
-    workload, spec = job["metadata"]["labels"][WORKLOAD], job["spec"]["template"]["spec"]
-    if places := job["metadata"].get("annotations", {}).get(PLACES):
+    meta, spec = job["metadata"], job["spec"]["template"]["spec"]
+    workload, leaving = meta["labels"][WORKLOAD], "deletionTimestamp" in meta
+    if places := meta.get("annotations", {}).get(PLACES):
         nodes = [node for node, pods in json.loads(places) for _ in range(pods)]
         done = _indices(job.get("status", {}).get("completedIndexes", ""))
         left = Counter(node for index, node in enumerate(nodes) if index not in done)
-        return _Claim(workload, {node: pods * _gpus(spec) for node, pods in left.items()})
+        gpus = {node: pods * _gpus(spec) for node, pods in left.items()}
+        return _Claim(workload, gpus, meta["uid"], len(nodes), leaving)
     affinity = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     (node,) = affinity["nodeSelectorTerms"][0]["matchFields"][0]["values"]
-    return _Claim(workload, {node: _gpus(spec)})
+    return _Claim(workload, {node: _gpus(spec)}, meta["uid"], 1, leaving)
 
 
 def _indices(listed: str) -> set[int]:
@@ -237,7 +258,8 @@ def _pod_claim(pod: dict[str, Any] | None) -> _Claim | None:
     gpus = _gpus(pod["spec"])
     if not gpus:
         return None
-    return _Claim(pod["metadata"].get("labels", {}).get(WORKLOAD, ""), {pod["spec"].get("nodeName", ""): gpus})
+    labels = pod["metadata"].get("labels", {})
+    return _Claim(labels.get(WORKLOAD, ""), {pod["spec"].get("nodeName", ""): gpus}, labels.get(JOB, ""))
 
 
 def _gpus(spec: dict[str, Any]) -> int:

@@ -30,9 +30,9 @@ def job(uid: str, workload: str, gpus: int, *, finished: bool = False) -> dict[s
     }
 
 
-def pod(gpus: int, phase: str = "Running") -> dict[str, Any]:
+def pod(gpus: int, phase: str = "Running", of: str = "") -> dict[str, Any]:
     return {
-        "metadata": {},
+        "metadata": {"labels": {"batch.kubernetes.io/controller-uid": of}},
         "spec": {"nodeName": "n", "containers": [{"resources": {"limits": {"nvidia.com/gpu": str(gpus)}}}]},
         "status": {"phase": phase},
     }
@@ -96,6 +96,31 @@ def test_a_suspended_job_promises_nothing_but_its_pods_hold() -> None:
     assert check(revisions(*entries)).violations == []
     pods = [("pod", "/p1", pod(2)), ("pod", "/p2", pod(1))]
     assert len(check(revisions(*entries, *pods)).violations) == 1
+
+
+def test_a_job_that_is_deleted_claims_as_long_as_it_has_pods_or_may_get_them() -> None:
+    going = job("j1", "w", 2)
+    going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    before = [("node", "/n", NODE), ("job", "/j1", job("j1", "w", 2))]
+    lived = [("pod", "/p1", pod(2, of="j1")), ("job", "/j1", going)]
+    other = ("job", "/j2", job("j2", "v", 2))
+    assert check(revisions(*before, *lived, ("pod", "/p1", None), other)).violations == []
+    assert len(check(revisions(*before, *lived, other)).violations) == 1, "its pod is there"
+    assert len(check(revisions(*before, ("job", "/j1", going), other)).violations) == 1, "its pod may be to come"
+    assert len(check(revisions(*before, lived[0], ("pod", "/p1", None), other)).violations) == 1, "it is not deleted"
+    strangers = [("pod", "/p0", pod(0, of="j1")), ("pod", "/p1", pod(2, of="j0")), ("pod", "/p1", None)]
+    assert len(check(revisions(*before, *strangers, ("job", "/j1", going), other)).violations) == 1, "another's pod"
+
+
+def test_a_gang_that_is_deleted_claims_until_each_pod_was_seen() -> None:
+    gang = job("j1", "a", 1)
+    gang["metadata"]["annotations"] = {"gpu.warp.dev/places": '[["n",2]]'}
+    gang["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    seen = [("node", "/n", NODE), ("pod", "/p1", pod(1, of="j1")), ("pod", "/p1", None), ("job", "/j1", gang)]
+    other = ("job", "/j2", job("j2", "b", 1))
+    assert len(check(revisions(*seen, other)).violations) == 1
+    second = [("pod", "/p2", pod(1, of="j1")), ("pod", "/p2", None)]
+    assert check(revisions(*seen, *second, other)).violations == []
 
 
 def test_pods_beyond_the_node_are_found() -> None:
