@@ -29,6 +29,7 @@ from nodeworkers.dra.driver import Driver, Places
 from nodeworkers.hardware.driver_files import driver_files
 from nodeworkers.hardware.machine_sources import tree_of
 from nodeworkers.hardware.watching import Watching, command
+from nodeworkers.inventory import Hardware
 from nodeworkers.ledger import Ledger
 from nodeworkers.sockets import SocketError
 from planning.devices.cards import Card, Sight, Vendor
@@ -60,9 +61,11 @@ class DeviceService:
     """One node's."""
 
     def __init__(
-        self, node: str, kubelet_root: Path, folder: Path, ledger: Ledger, kube: KubeClient, options: DeviceOptions
-    ) -> None:
-        self._node, self._options = node, options
+        self, node: str, kubelet_root: Path, folder: Path, ledger: Ledger, kube: KubeClient, options: DeviceOptions,
+        hardware: Hardware,
+    ) -> None:  # fmt: skip
+        """`hardware`: what kernel caches know of GPUs; it is told what watchers see."""
+        self._node, self._options, self._hardware = node, options, hardware
         self._tree = folder / "simulated-machine"
         self._simulated = options.simulated is not None
         self._events = EventRecorder(kube, "berth-node", node)
@@ -182,10 +185,15 @@ class DeviceService:
     def _watching(self, vendor: Vendor) -> Watching:
         line = command(vendor, self._options.simulated, self._tree)
         there: Callable[[], bool] | None = (lambda: True) if self._simulated else None
-        return Watching(vendor, line, self._saw, lambda why: self.core.silent(vendor, why), there)
+        return Watching(vendor, line, self._saw, lambda why: self._fell_silent(vendor, why), there)
 
     def _saw(self, sight: Sight) -> None:
+        self._hardware.seen(sight)
         self.core.seen(sight)
+
+    def _fell_silent(self, vendor: Vendor, why: str) -> None:
+        self._hardware.silent(vendor, why)
+        self.core.silent(vendor, why)
 
     def _files(self) -> DriverFiles:
         return driver_files(tree_of(self._tree, "nvidia") / "dev", lambda: "") if self._simulated else driver_files()
