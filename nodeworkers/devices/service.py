@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class DeviceOptions:
     """`simulated`: the file that describes a machine that is pretended, None for this one. `seats`: a file instead of
-    the cluster's GPUSeatProfiles. `plugins`: the kubelet's folder of device plugins.
+    the cluster's GPUSeatProfiles. `plugins`: the kubelet's folder of device plugins. `root`: where the host's root is.
     """
 
     fronts: FrontEnds = field(default_factory=FrontEnds)
@@ -54,6 +54,7 @@ class DeviceOptions:
     simulated: Path | None = None
     seats: Path | None = None
     cdi: Path = FOLDER
+    root: Path = Path("/")
     plugins: Path = PLUGINS
 
 
@@ -196,7 +197,8 @@ class DeviceService:
         self.core.silent(vendor, why)
 
     def _files(self) -> DriverFiles:
-        return driver_files(tree_of(self._tree, "nvidia") / "dev", lambda: "") if self._simulated else driver_files()
+        tree = tree_of(self._tree, "nvidia")
+        return driver_files(tree, tree / "dev", tree / "sys") if self._simulated else driver_files(self._options.root)
 
     def _by_plugin(self, resource: str) -> bool:
         return self._options.fronts.of(resource) == "device-plugin"
