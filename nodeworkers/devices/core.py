@@ -26,7 +26,7 @@ from planning.devices.cards import Card, Link, Sight, Vendor
 from planning.devices.cdi import DriverFiles
 from planning.devices.health import SILENT, Health, changes, judged, unanswered
 from planning.devices.held import device_of, seat_of
-from planning.devices.injection import allocated, pages_lacking
+from planning.devices.injection import allocated, lasting, pages_lacking
 from planning.devices.offering import Offering, Terms, offered
 from planning.devices.offers import Device, Injection, Refused
 from planning.devices.preference import Affinity, preferred
@@ -101,6 +101,7 @@ class Core:
         # Until providers have looked, the cards of the last run are offered: they are there, as a rule.
         self._cards = {id: known.card for id, known in records.cards().items()}
         self._health = {id: _remembered(known.health) for id, known in records.cards().items()}
+        self._host = {key: fact for known in records.cards().values() for key, fact in _facts(known.health).items()}
 
     # ---- news
 
@@ -111,6 +112,7 @@ class Core:
         self._sights[sight.vendor] = sight
         judged_anew = self._judge(sight.vendor, lambda before, now: judged(before, sight, now))
         self._cards.update({card.id: card for card in sight.cards})
+        self._host.update(lasting(sight.host))
         # A look every two seconds is no news by itself.
         if back or judged_anew or before is None or replace(sight, readings={}) != replace(before, readings={}):
             self.poke()
@@ -175,7 +177,7 @@ class Core:
         problems = await self._write_cdi()
         cards, health = dict(self._cards), dict(self._health)
         links = tuple(link for sight in self._sights.values() for link in sight.links)
-        host = {key: value for sight in self._sights.values() for key, value in sight.host.items()}
+        host = self._host | {key: value for sight in self._sights.values() for key, value in sight.host.items()}
         held = self._held()
         plan = self._plan(cards, links, held)
         known = self.state.offering.devices.keys()
@@ -213,6 +215,7 @@ class Core:
             for id in gone:
                 if not sight.problem and vendor not in self._silent and id not in in_use:
                     del self._cards[id], self._health[id]
+                    self._host.pop(f"iommu/{id}", None)
         return len(self._cards) < known
 
     def _held(self) -> dict[str, Device]:
@@ -256,11 +259,15 @@ class Core:
         return []
 
     def _remember(self, cards: Mapping[str, Card], health: Mapping[str, Health]) -> None:
+        facts = [key for key in self._host if not key.startswith("iommu/")]
         seen = [
-            (card, {"state": each.state, "reason": each.reason, "message": each.message, "since": each.since})
+            (card, {
+                "state": each.state, "reason": each.reason, "message": each.message, "since": each.since,
+                "host": {key: self._host[key] for key in (*facts, f"iommu/{card.id}") if key in self._host},
+            })
             for card in cards.values()
             if (each := health[card.id]).state != "Unknown"
-        ]
+        ]  # fmt: skip
         try:
             self._records.remember_cards(seen, time.time(), set(cards))
         except LedgerError as error:
@@ -338,6 +345,13 @@ def _remembered(told: Mapping[str, Any]) -> Health:
         known = float(since) if isinstance(since, int | float) else 0.0
         return Health("Unhealthy", str(told.get("reason")), str(told.get("message")), known)
     return Health("Unknown", SILENT, message, time.time())
+
+
+def _facts(told: Mapping[str, Any]) -> dict[str, str]:
+    """What was known of the machine when a card was seen last."""
+    found = told.get("host")
+    told_so = found if isinstance(found, dict) else {}
+    return lasting({key: value for key, value in told_so.items() if isinstance(key, str) and isinstance(value, str)})
 
 
 class View:

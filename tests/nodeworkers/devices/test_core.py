@@ -144,6 +144,35 @@ async def test_after_a_restart_the_same_is_offered_before_anybody_has_looked(rig
     assert rig.ids() == {"tt-0": True}, "cards that are gone are not offered once somebody has looked"
 
 
+@pytest.mark.parametrize(("mode", "mounts"), [("translated", 0), ("none", 1)])
+async def test_after_a_restart_containers_get_what_the_machine_needs(rig: Rig, mode: str, mounts: int) -> None:
+    """Also before anybody has looked, and while nobody can: an IOMMU that translates does so until the next boot."""
+    host = {f"iommu/{card.id}": mode for card in CARDS} | {"hugepages-1g/total": "8", "hugepages-1g/free": "8"}
+    await rig.look(Sight("tenstorrent", tuple(CARDS), host=host))
+    assert len(rig.plugin.allocate(N150, ["tt-0"]).mounts) == mounts
+    for _ in range(2):
+        rig.again()
+        await rig.core.settle()
+        assert len(rig.plugin.allocate(N150, ["tt-1"]).mounts) == mounts
+    await rig.look(Sight("tenstorrent", problem="The class cannot be listed."))
+    assert len(rig.plugin.allocate(N150, ["tt-2"]).mounts) == mounts
+    other = {key: "passthrough" if key.startswith("iommu/") else "8" for key in host}
+    await rig.look(Sight("tenstorrent", tuple(CARDS), host=other))
+    assert len(rig.plugin.allocate(N150, ["tt-2"]).mounts) == 1, "what is seen now is believed"
+
+
+async def test_facts_that_make_no_sense_are_none(rig: Rig) -> None:
+    """The ledger is as an older release, or a disk, has left it."""
+    await rig.see(*CARDS)
+    for number, odd in enumerate(("[]", '{"iommu/tt-1": 7}', "null")):
+        rig.ledger.execute(
+            "UPDATE cards SET health = json_set(health, '$.host', json(?)) WHERE id = ?", (odd, f"tt-{number}")
+        )
+    rig.again()
+    await rig.core.settle()
+    assert all(rig.ids().values()) and not rig.core.state.host
+
+
 async def test_what_was_given_is_remembered_and_stays_listed_while_it_is_held(rig: Rig) -> None:
     await rig.see(*CARDS)
     found = rig.plugin.allocate(N150, ["tt-1"])
