@@ -140,6 +140,13 @@ def node(
     host_root: Annotated[
         Path, typer.Option(help="Where the host's root (or its /usr alone) is, with the libraries of NVIDIA's driver.")
     ] = Path("/"),
+    reset_before_start: Annotated[
+        bool,
+        typer.Option(
+            "--reset-before-start",
+            help="Reset a Tenstorrent card that nobody holds before a container starts with it (tt-kmd 2.10).",
+        ),
+    ] = False,
     simulated_machine: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A machine with devices that are pretended, as YAML.")
     ] = None,
@@ -180,6 +187,7 @@ def node(
                 seats and seats.absolute(),
                 cdi_folder.absolute(),
                 host_root.absolute(),
+                reset_before_start,
             ),
         ),
     )

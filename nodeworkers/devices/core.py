@@ -84,12 +84,17 @@ class Core:
         terms: Terms,
         files: Callable[[], DriverFiles],
         told: Told,
+        ready: Callable[[Sequence[Card]], None] = lambda cards: None,
     ) -> None:
-        """`files`: the driver's files as they are now; called in a thread."""
+        """`files`: the driver's files as they are now; called in a thread. `ready` makes cards ready for a container
+        that starts with them; called in a thread as well, it may take its time, and raises Refused.
+        """
         self.state = State()
         self.version = 1
         self._records, self._holdings, self._profiles, self._cdi_files = records, holdings, profiles, cdi_files
         self._fronts, self._terms, self._find_files, self._told = fronts, terms, files, told
+        self._ready = ready
+        self.written: Mapping[str, int] = {}  # cards by id, with the numbers for which CDI documents are there
         self._sights: dict[Vendor, Sight] = {}
         self._silent: dict[Vendor, str] = {}
         self._files = DriverFiles()
@@ -255,6 +260,8 @@ class Core:
             # Device nodes by their paths do as well, for whoever comes next.
             self._with_cdi = False
             return [str(error)]
+        finally:
+            self.written = {card.id: card.index for card in cards}
         self._with_cdi = True
         return []
 
@@ -319,12 +326,15 @@ class Core:
 
     def before_start(self, resource: str, ids: Sequence[str]) -> None:
         """As `Devices.before_start`; called in a thread."""
+        state = self.state
         for id in ids:
-            device = self.state.devices.get(id)
+            device = state.devices.get(id)
             if device is None or device.resource != resource:
                 raise Refused(f"{id} is no {resource} of this node any more. Delete the pod, so that it moves.")
             if not device.healthy:
                 raise Refused(f"{id} is not well ({device.reason}): {device.message}")
+        used = dict.fromkeys(card for id in ids for card in state.devices[id].cards)
+        self._ready([state.cards[card] for card in used if card in state.cards])
 
     def release(self, claim: str) -> None:
         """As `Devices.release`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,8 +26,11 @@ from nodeworkers.devices.profiles import Profiles
 from nodeworkers.devices.records import Records
 from nodeworkers.devices.reporting import Reporting
 from nodeworkers.dra.driver import Driver, Places
+from nodeworkers.hardware import resetter
 from nodeworkers.hardware.driver_files import driver_files
 from nodeworkers.hardware.machine_sources import tree_of
+from nodeworkers.hardware.resetting import Resets, reset_for
+from nodeworkers.hardware.tenstorrent import DOMAIN as TENSTORRENT
 from nodeworkers.hardware.watching import Watching, command
 from nodeworkers.inventory import Hardware
 from nodeworkers.ledger import Ledger
@@ -47,6 +50,7 @@ _log = logging.getLogger(__name__)
 class DeviceOptions:
     """`simulated`: the file that describes a machine that is pretended, None for this one. `seats`: a file instead of
     the cluster's GPUSeatProfiles. `plugins`: the kubelet's folder of device plugins. `root`: where the host's root is.
+    `reset`: whether Tenstorrent's cards are reset before containers start with them.
     """
 
     fronts: FrontEnds = field(default_factory=FrontEnds)
@@ -55,6 +59,7 @@ class DeviceOptions:
     seats: Path | None = None
     cdi: Path = FOLDER
     root: Path = Path("/")
+    reset: bool = False
     plugins: Path = PLUGINS
 
 
@@ -76,10 +81,12 @@ class DeviceService:
         self._profiles = Profiles(kube, node, folder, options.seats)
         self.core = Core(
             records, self.holdings, self._profiles, CdiFiles(options.cdi), options.fronts, options.terms, self._files,
-            self._told,
+            self._told, self._make_ready,
         )  # fmt: skip
+        tree = tree_of(self._tree, "tenstorrent") if self._simulated else None
+        self._resets = Resets(lambda card: resetter.command(card, tree))
         self._folders = Folders(options.plugins)
-        self._supervisor = Supervisor(self.core.view("device-plugin"), podresources, self._folders)
+        self._supervisor = Supervisor(self.core.view("device-plugin"), podresources, self._folders, self._gated)
         self._dra: Driver | None = None
         if options.fronts.dra:
             self._dra = Driver(
@@ -190,7 +197,7 @@ class DeviceService:
 
     def _saw(self, sight: Sight) -> None:
         self._hardware.seen(sight)
-        self.core.seen(sight)
+        self.core.seen(self._resets.shown(sight))
 
     def _fell_silent(self, vendor: Vendor, why: str) -> None:
         self._hardware.silent(vendor, why)
@@ -199,6 +206,16 @@ class DeviceService:
     def _files(self) -> DriverFiles:
         tree = tree_of(self._tree, "nvidia")
         return driver_files(tree, tree / "dev", tree / "sys") if self._simulated else driver_files(self._options.root)
+
+    def _gated(self, resource: str) -> bool:
+        # Where nothing is done before a start the kubelet does not ask: containers start without this process as well.
+        return self._options.reset and resource.startswith(f"{TENSTORRENT}/")
+
+    def _make_ready(self, cards: Sequence[Card]) -> None:
+        """Called in a thread, before a container starts with these cards."""
+        mine = [card for card in cards if card.vendor == "tenstorrent"]
+        if self._options.reset and mine:
+            reset_for(mine, self._resets, lambda: self.core.written)
 
     def _by_plugin(self, resource: str) -> bool:
         return self._options.fronts.of(resource) == "device-plugin"
