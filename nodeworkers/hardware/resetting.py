@@ -65,8 +65,7 @@ class Resets:
                 f"{', '.join(late)} is still being reset after {seconds:.0f} s. The kubelet tries again, and then it "
                 "is waited for; where that does not end, look into the node's kernel log."
             )
-        refused = [run.outcome.why for run in runs if run.outcome is not None and run.outcome.number is None]
-        if refused:
+        if refused := list(filter(None, map(_refused, runs))):
             raise Refused(" ".join(refused))
         for run in runs:
             run.told = True
@@ -94,11 +93,11 @@ class Resets:
     # ---- one reset
 
     def _begun(self, card: Card) -> _Run:
-        """The card's reset that goes on, or whose end nobody was told; a new one otherwise. Raises Refused."""
+        """The card's reset that goes on, whose end nobody was told, or that failed midway not long ago; a new one
+        otherwise. Raises Refused.
+        """
         run = self._runs.get(card.id)
-        if run is not None and not self._over(run, 0.0):
-            return run
-        if run is not None and run.outcome is not None and run.outcome.number is not None and not run.told:
+        if run is not None and (not self._over(run, 0.0) or self._trouble(run) or not (run.told or _refused(run))):
             return run
         try:
             process = subprocess.Popen(
@@ -131,17 +130,16 @@ class Resets:
                 return None
             why = f"It has been in its reset for more than {RESET_SECONDS:.0f} s. Look into the node's kernel log."
             return Trouble("ResetHangs", why, sure=True)
-        failed = run.outcome is not None and run.outcome.number is None and run.outcome.begun
-        if not failed or now - run.ended >= UNFIT_SECONDS:
+        midway = run.outcome is not None and run.outcome.begun
+        if not (why := _refused(run)) or not midway or now - run.ended >= UNFIT_SECONDS:
             return None
-        return Trouble("ResetFailed", run.outcome.why if run.outcome else "", sure=True)
+        return Trouble("ResetFailed", why, sure=True)
 
     def _unseen(self, run: _Run) -> bool:
         """Whether what a look says of the card is likely to be of its reset."""
         if run.ended is None:
             return True
-        came_back = run.outcome is not None and run.outcome.number is not None
-        return came_back and not run.seen and self._clock() - run.ended < BACK_SECONDS
+        return not _refused(run) and not run.seen and self._clock() - run.ended < BACK_SECONDS
 
 
 def reset_for(cards: Sequence[Card], resets: Resets, written: Callable[[], Mapping[str, int]]) -> None:
@@ -157,6 +155,11 @@ def reset_for(cards: Sequence[Card], resets: Resets, written: Callable[[], Mappi
                 "on this node."
             )
         time.sleep(_PAUSE)
+
+
+def _refused(run: _Run) -> str:
+    """Why a reset that has ended did not succeed; '' if it did."""
+    return run.outcome.why if run.outcome is not None else ""
 
 
 def _outcome(run: _Run) -> Outcome:

@@ -14,10 +14,13 @@ from typing import cast
 from kube.client import KubeClient
 from nodeworkers.devices.core import FrontEnds
 from nodeworkers.devices.service import DeviceOptions, DeviceService
+from nodeworkers.hardware.machine_reset import MARKER
+from nodeworkers.hardware.resetter import Outcome
 from nodeworkers.hardware.simulated import Simulated
 from nodeworkers.inventory import Hardware
 from nodeworkers.ledger import Ledger
 from tests.fake_kubelet.kubelet import FakeKubelet
+from tests.fake_kubelet.pods import Pod
 
 N150 = "tenstorrent.com/n150"
 DEADLINE = 60.0
@@ -27,6 +30,7 @@ class Node:
     def __init__(self, folder: Path, reset: bool) -> None:
         self.file = folder / "machine.yaml"
         self.be()
+        self.tree = folder / "simulated-machine" / "tenstorrent"
         self.kubelet = FakeKubelet(folder / "k", seed=1)
         options = DeviceOptions(
             FrontEnds((N150,)), simulated=self.file, seats=folder / "none.yaml", cdi=folder / "cdi",
@@ -37,15 +41,14 @@ class Node:
             "n", folder / "k", folder, self.ledger, cast("KubeClient", None), options, Hardware(Simulated("1xT4"), "a")
         )
 
-    def be(self, first: str = "") -> None:
-        """The machine is this from now on: two cards, the first with what is said of it."""
+    def be(self, more: str = "") -> None:
+        """The machine has one card from now on, and this is said of it."""
         new = self.file.with_suffix(".new")
-        new.write_text(f"tenstorrent: {{cards: [{{type: n150, {first}}}, {{type: n150}}]}}\n")
+        new.write_text(f"tenstorrent: {{cards: [{{type: n150, {more}}}]}}\n")
         new.rename(self.file)
 
-    async def start(self, name: str) -> str:
-        """Starts the container of a pod (again), until it runs or the kubelet was told why not: that."""
-        (pod,) = [each for each in self.kubelet.pods if each.name == name]
+    async def start(self, pod: Pod) -> str:
+        """Starts the container of a pod again. Why it did not start, as the kubelet was told."""
         await self.kubelet.restart_container(pod, "c0")
         return pod.containers[0].error
 
@@ -60,7 +63,7 @@ async def served(*, reset: bool) -> AsyncIterator[Node]:
                 asyncio.create_task(works[name]()) for name in ("watching tenstorrent", "allocation", "device plugin")
             ]
             try:
-                await node.kubelet.until_allocatable(N150, 2, DEADLINE)
+                await node.kubelet.until_allocatable(N150, 1, DEADLINE)
                 yield node
                 assert not any(task.done() for task in tasks)
             finally:
@@ -74,39 +77,37 @@ async def test_a_container_starts_with_a_card_that_was_reset_or_says_why_not() -
     async with served(reset=True) as node:
         kubelet, runs = node.kubelet, node.service._resets._runs
         assert kubelet.options(N150).pre_start_required
-        first = await kubelet.admit("first", [{N150: 2}])
+        first = await kubelet.admit("first", [{N150: 1}])
         assert first.phase == "Running", first.containers[0].error
-        assert (
-            all(run.outcome is not None and run.outcome.number is not None for run in runs.values()) and len(runs) == 2
-        )
-        cards = {device.id for device in node.service.core.state.offering.devices[N150]}
-        assert set(runs) == cards
-        mine = next(card for card in cards if node.service.core.state.cards[card].index == 0)
+        ((card, run),) = runs.items()
+        assert run.outcome == Outcome(0, begun=True)
+        assert [device.id for device in node.service.core.state.offering.devices[N150]] == [card]
 
         node.be("pids: [4711]")
-        until = asyncio.get_running_loop().time() + DEADLINE
-        while "a process holds it" not in (error := await node.start("first")):
-            assert asyncio.get_running_loop().time() < until, error
-        assert f"{mine} is not reset" in error
+        await kubelet.until(lambda: bool((node.tree / "proc/driver/tenstorrent/0/pids").read_text()), DEADLINE, "held")
+        assert f"{card} is not reset: a process holds it" in await node.start(first)
 
         node.be("reset: fails")
-        while "ResetFailed" not in (error := await node.start("first")):
-            assert asyncio.get_running_loop().time() < until, error
-        await kubelet.until_allocatable(N150, 1, DEADLINE)
-        assert f"{mine} is not well (ResetFailed)" in error
+        marker = node.tree / "sys/class/tenstorrent/tenstorrent!0" / MARKER
+        await kubelet.until(marker.exists, DEADLINE, "a reset that fails")
+        assert f"{card} has reset itself but does not start again" in await node.start(first)
+        await kubelet.until_allocatable(N150, 0, DEADLINE)
+        assert f"{card} is not well (ResetFailed)" in await node.start(first)
 
 
 async def test_a_card_that_died_keeps_a_container_from_starting_again_where_that_is_asked_for() -> None:
     async with served(reset=True) as node:
-        pod = await node.kubelet.admit("first", [{N150: 2}])
-        assert pod.phase == "Running", pod.containers[0].error
+        first = await node.kubelet.admit("first", [{N150: 1}])
+        assert first.phase == "Running", first.containers[0].error
+        (run,) = node.service._resets._runs.values()
+        await node.kubelet.until(lambda: run.seen, DEADLINE, "the card is seen well after its reset")
         node.be("fault: detached")
-        await node.kubelet.until_allocatable(N150, 1, DEADLINE)
-        assert "is not well (Detached)" in await node.start("first")
+        await node.kubelet.until_allocatable(N150, 0, DEADLINE)
+        assert "is not well (Detached)" in await node.start(first)
 
 
 async def test_without_the_option_no_start_depends_on_this_process() -> None:
     async with served(reset=False) as node:
         assert not node.kubelet.options(N150).pre_start_required
-        pod = await node.kubelet.admit("first", [{N150: 1}])
-        assert pod.phase == "Running" and not node.service._resets._runs
+        first = await node.kubelet.admit("first", [{N150: 1}])
+        assert first.phase == "Running" and not node.service._resets._runs

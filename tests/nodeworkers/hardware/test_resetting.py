@@ -119,7 +119,9 @@ def test_one_that_fails_midway_is_told_and_the_others_go_on(machine: Machine) ->
     sight = Sight("tenstorrent", (bad, good))
     shown = machine.resets.shown(sight)
     assert shown.troubles[bad.id].reason == "ResetFailed" and shown.troubles[bad.id].sure
+    process = machine.resets._runs[good.id].process
     assert good.id not in shown.troubles and machine.resets.reset([good], DEADLINE)
+    assert machine.resets._runs[good.id].process is process, "and need not be reset again"
 
 
 def test_one_that_hangs_holds_up_nobody_else_and_is_waited_for_by_the_next(machine: Machine) -> None:
@@ -245,8 +247,15 @@ def test_one_that_failed_is_ill_for_a_while_and_then_it_may_be_tried_again(playe
     played.begin()
     played.end(Outcome(None, "tt-1 has not come back.", begun=True))
     assert played.resets.shown(SIGHT).troubles["tt-1"].message == "tt-1 has not come back."
+    process = played.resets._runs["tt-1"].process
+    with pytest.raises(Refused, match="has not come back"):
+        played.resets.reset([CARD], DEADLINE)
+    assert played.resets._runs["tt-1"].process is process, "it is left alone until then"
     played.now += UNFIT_SECONDS
     assert played.resets.shown(SIGHT) == SIGHT
+    with pytest.raises(Refused, match="has not come back"):
+        played.resets.reset([CARD], DEADLINE)
+    assert played.resets._runs["tt-1"].process is not process
 
 
 @pytest.mark.parametrize("said", ["", "Traceback", "[]", '{"number": -1, "why": "", "begun": true}', '{"number": 1}'])
