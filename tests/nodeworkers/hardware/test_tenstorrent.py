@@ -22,6 +22,7 @@ from nodeworkers.hardware.machine_tenstorrent import Simulation, TenstorrentMach
 from nodeworkers.hardware.provider import HardwareError
 from nodeworkers.hardware.source import Source
 from nodeworkers.hardware.tenstorrent import HEARTBEAT_SECONDS, TELEMETRY_SECONDS, THERMAL_SECONDS, Tenstorrent
+from nodeworkers.hardware.wire import decode, encode
 from planning.devices.cards import Card, Sight, Trouble
 
 REASON = re.compile(r"[A-Z][A-Za-z0-9]{0,63}")
@@ -674,6 +675,7 @@ def test_whatever_the_tree_a_look_is_a_sight(
         for name, how in changes:
             spoil(rig.folder, name, how)
         sight = rig.look(beat=False)
+        assert decode(encode(sight), "tenstorrent") == sight, "nothing of it is lost on its way, or refused"
         ids = [card.id for card in sight.cards]
         assert len(set(ids)) == len(ids) and all(ID.fullmatch(each) for each in ids)
         assert set(sight.troubles) <= set(ids) and set(sight.readings) <= set(ids)
