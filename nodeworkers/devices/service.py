@@ -42,6 +42,7 @@ from planning.devices.offering import Terms
 from planning.devices.report import CardHealth, Holder, Offer, Picture, Seats
 
 VENDORS: tuple[Vendor, ...] = ("nvidia", "tenstorrent")
+_LAST_RESETS = 20.0  # seconds that resets get to end with the process; the DaemonSet has 30
 _AGAIN = 10.0  # seconds until DRA's sockets are tried again
 _log = logging.getLogger(__name__)
 
@@ -101,9 +102,12 @@ class DeviceService:
     async def run(self) -> None:
         """Until cancelled."""
         observe(lambda: (self.core.state, self.holdings.held, self._supervisor.statuses()))
-        async with asyncio.TaskGroup() as group:
-            for name, work in self._works().items():
-                group.create_task(self._keep(name, work))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for name, work in self._works().items():
+                    group.create_task(self._keep(name, work))
+        finally:
+            await asyncio.to_thread(self._resets.finish, _LAST_RESETS)
 
     def _works(self) -> dict[str, Callable[[], Coroutine[None, None, None]]]:
         works: dict[str, Callable[[], Coroutine[None, None, None]]] = {

@@ -90,6 +90,13 @@ class Resets:
                     sight = replace(sight, troubles={key: each for key, each in sight.troubles.items() if key != id})
         return sight
 
+    def finish(self, seconds: float) -> None:
+        """Waits for what goes on, so many seconds at most: with this process its container may end, and all in it."""
+        until = self._clock() + seconds
+        late = [run.card.id for run in list(self._runs.values()) if not self._over(run, until - self._clock())]
+        if late:
+            _log.warning("%s is still being reset while berth's process ends.", ", ".join(late))
+
     # ---- one reset
 
     def _begun(self, card: Card) -> _Run:

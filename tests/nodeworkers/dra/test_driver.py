@@ -148,7 +148,8 @@ async def test_a_claim_whose_cards_are_being_reset_waits_alone_and_is_handed_out
                 await asyncio.sleep(0.01)
             assert (await rig.kubelet.prepare(other)).claims[other["uid"]].error == ""
         back = asyncio.ensure_future(rig.kubelet.unprepare(slow))
-        assert not any(each.done() for each in waiting)
+        done, _ = await asyncio.wait([back], timeout=0.3)
+        assert not done and not any(each.done() for each in waiting)
     finally:
         rig.devices.going[A.id].set()
     assert [(await each).claims[slow["uid"]].error for each in waiting] == ["", ""]

@@ -273,6 +273,19 @@ def test_a_process_that_cannot_be_started_is_a_sentence() -> None:
         Resets(lambda card: ["/nowhere/python"]).reset([CARD], 1.0)
 
 
+def test_what_goes_on_is_waited_for_when_the_process_ends(played: Played, caplog: pytest.LogCaptureFixture) -> None:
+    played.resets.finish(DEADLINE)
+    played.begin()
+    played.resets.finish(0.0)
+    assert "tt-1 is still being reset while berth's process ends" in caplog.text
+    caplog.clear()
+    waiting = threading.Thread(target=lambda: played.resets.finish(DEADLINE))
+    waiting.start()
+    played.end(Outcome(0, begun=True))
+    waiting.join(DEADLINE)
+    assert not waiting.is_alive() and "still" not in caplog.text
+
+
 # --- until a container gets it -------------------------------------------------------------------------------------
 
 
