@@ -230,6 +230,21 @@ def test_cards_that_change_places_while_they_are_read_are_not_mixed_up(tmp_path:
     assert {card.address: card.index for card in sight.cards} == {"0000:01:00.0": 1, "0000:02:00.0": 0}
 
 
+def test_a_card_that_goes_while_it_is_looked_for_is_no_error(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """realpath(3) of Python reads a link that it has seen before, and that may be gone."""
+    rig.apply(cards=[{"type": "n150"}, {"type": "n150"}])
+    original = os.path.realpath
+
+    def realpath(path: str) -> str:
+        if path.endswith("tenstorrent!0/device"):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return original(path)
+
+    monkeypatch.setattr(os.path, "realpath", realpath)
+    (card,) = rig.look().cards
+    assert card.index == 1
+
+
 def test_a_card_that_never_rests_is_left_out_until_it_does(tmp_path: Path) -> None:
     rig = Rig(tmp_path, cards=[{"type": "n150", "count": 2}])
     resting = rig.look().cards[0]
