@@ -24,17 +24,19 @@ from nodeworkers.ledger import LedgerError
 from planning.devices import cdi
 from planning.devices.cards import Card, Link, Sight, Vendor
 from planning.devices.cdi import DriverFiles
-from planning.devices.health import SILENT, Health, changes, judged, unanswered
-from planning.devices.held import device_of, seat_of
+from planning.devices.health import UNSEEN, Health, changes, judged, unanswered
+from planning.devices.held import device_of, replaced, seat_of
 from planning.devices.injection import allocated, pages_lacking
 from planning.devices.offering import Offering, Terms, offered
 from planning.devices.offers import Device, Injection, Refused
 from planning.devices.preference import Affinity, preferred
 from planning.devices.report import FrontEnd
 from planning.devices.seats import SeatPlan, configured
+from planning.devices.slices import names
 
 TOGETHER = 0.1  # seconds in which news are taken together
 SILENCE = 5.0  # seconds between two looks at who is silent
+AWAITED = 24 * 3600.0  # seconds for which a group of seats waits for a GPU that has vanished
 ANEW = 60.0  # seconds after which all is settled again without news: somebody may have emptied the CDI folder
 _log = logging.getLogger(__name__)
 
@@ -95,6 +97,8 @@ class Core:
         self._files = DriverFiles()
         self._with_cdi = True
         self._taken: tuple[str, ...] = ()
+        self._called: dict[str, str] = {}
+        self._ids: dict[str, str] = {}
         self._due = asyncio.Event()
         self._due.set()  # what is remembered is offered at once
         self._news = asyncio.Event()
@@ -203,16 +207,22 @@ class Core:
         await self._profiles.accept(plan.accepted)
 
     def _forget_vanished(self) -> bool:
-        """Cards that their provider does not show any more, once nobody holds a device of theirs."""
+        """Cards that their provider does not show any more, once nobody holds a device of theirs. A group of seats
+        waits for a GPU of its own, for what it is called is another's otherwise; not where another one was put in its
+        place, and not for ever.
+        """
         known = len(self._cards)
         in_use = {card for device in self._held().values() for card in device.cards}
-        in_use |= {card for seat in self.state.plan.seats for card in seat.cards}
+        grouped = {card for seat in self.state.plan.seats for card in seat.cards}
         for vendor, sight in self._sights.items():
+            if sight.problem or vendor in self._silent:
+                continue
             there = {card.id for card in sight.cards}
-            gone = [id for id, card in self._cards.items() if card.vendor == vendor and id not in there]
-            for id in gone:
-                if not sight.problem and vendor not in self._silent and id not in in_use:
-                    del self._cards[id], self._health[id]
+            for id, card in [each for each in self._cards.items() if each[1].vendor == vendor]:
+                waited = time.time() - self._health[id].since > AWAITED
+                if id in there or id in in_use or (id in grouped and not waited and not replaced(card, sight.cards)):
+                    continue
+                del self._cards[id], self._health[id]
         return len(self._cards) < known
 
     def _held(self) -> dict[str, Device]:
@@ -271,6 +281,15 @@ class Core:
     def view(self, front: FrontEnd) -> View:
         """The part of it that one front end offers."""
         return View(self, front)
+
+    def by_name(self, name: str) -> tuple[str, str] | None:
+        """The id and the resource of the device that DRA calls so; None if none is offered."""
+        devices = self.state.devices
+        if self._called.keys() != devices.keys():  # of ten thousand it takes a while
+            self._called = names(devices)
+            self._ids = {called: id for id, called in self._called.items()}
+        id = self._ids.get(name)
+        return None if id is None else (id, devices[id].resource)
 
     def front_end(self, resource: str) -> FrontEnd | None:
         """By what a resource is offered; None: by nothing."""
@@ -337,7 +356,7 @@ def _remembered(told: Mapping[str, Any]) -> Health:
         since = told.get("since")
         known = float(since) if isinstance(since, int | float) else 0.0
         return Health("Unhealthy", str(told.get("reason")), str(told.get("message")), known)
-    return Health("Unknown", SILENT, message, time.time())
+    return Health("Unknown", UNSEEN, message, time.time())
 
 
 class View:

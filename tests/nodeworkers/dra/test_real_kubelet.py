@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from berth.install import manifests
-from nodeworkers.dra.prepared import CDI_KIND
+from planning.devices.claims import CDI_KIND
 from planning.devices.slices import UNHEALTHY
 from stack import Stack, UpOptions
 from stack.node_images import BUSYBOX
