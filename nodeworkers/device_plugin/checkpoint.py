@@ -60,7 +60,7 @@ class Checkpoint:
             _log.debug("What the kubelet remembers of devices cannot be read: %s", error)
             return None
         except ValueError as error:
-            _log.warning("%s is no checkpoint of a kubelet that is known: %s", self._file, error)
+            _log.warning("%s is not a kubelet's checkpoint as this berth knows it: %s", self._file, error)
             return None
         return frozenset(
             device for each in entries if each.pod in pods for ids in (each.devices or {}).values() for device in ids

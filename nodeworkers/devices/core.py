@@ -317,7 +317,7 @@ class Core:
             holder = self._holdings.held.get(id)
             # The kubelet asks anew for a pod's next container, the scheduler for a claim's next pod: nobody else may.
             if holder is not None and holder.claim != claim:
-                who = f"the claim {holder.claim}" if holder.claim else f"a pod, as {resource} of the device plugin"
+                who = f"the claim {holder.claim}" if holder.claim else f"a pod, as {holder.resource}"
                 raise Refused(f"{id} is held by {who}. Delete the pod, so that it gets another device.")
         try:
             self._records.remember_allocation(resource, ids, found, time.time(), claim)
@@ -334,7 +334,7 @@ class Core:
         for id in ids:
             device = self.state.devices.get(id)
             if device is None or device.resource != resource:
-                raise Refused(f"{id} is no {resource} of this node any more. Delete the pod, so that it moves.")
+                raise Refused(f"This node no longer offers {id} as {resource}. Delete the pod, so that it moves.")
             if not device.healthy:
                 raise Refused(f"{id} is not well ({device.reason}): {device.message}")
 
@@ -351,7 +351,7 @@ class Core:
 
 def _remembered(told: Mapping[str, Any]) -> Health:
     """How a card is that was not looked at yet: ill where it was."""
-    message = "It was not looked at since berth's process was started."
+    message = "It has not been checked since berth node was started."
     if told.get("state") == "Unhealthy":
         since = told.get("since")
         known = float(since) if isinstance(since, int | float) else 0.0

@@ -154,7 +154,7 @@ class Holdings:
         self._held: Mapping[str, Holder] | None = None
         self._back = clock()  # since when the kubelet is there
         self._knows: bool | None = None  # whether it knows its pods; None: it has not listed any since it is there
-        self.problem = "The kubelet was not asked yet who holds which device."
+        self.problem = "The kubelet has not been asked yet who holds which device."
         for allocation in records.allocations():
             if allocation.claim:
                 self._claim(allocation.resource, allocation.ids, allocation.claim)
@@ -206,7 +206,7 @@ class Holdings:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 listed = await self._podresources.pods()
         except TimeoutError:
-            self._away(f"The kubelet did not tell within {_ANSWER_SECONDS:g} s who holds which device.")
+            self._away(f"The kubelet did not say within {_ANSWER_SECONDS:g} s who holds which device.")
         except PodResourcesError as error:
             self._away(str(error))
         else:
@@ -220,7 +220,7 @@ class Holdings:
 
     def _away(self, problem: str) -> None:
         if problem != self.problem:
-            _log.warning("%s What was known of it stays.", problem)
+            _log.warning("%s What was known before still holds.", problem)
         self.problem, self._knows = problem, None
 
     async def _unsure(self, listed: Listed, shown: Collection[str], asked: float) -> Collection[str]:

@@ -69,7 +69,7 @@ def restore(records: Records, claims: Iterable[prepared.Prepared]) -> None:
             if on_record.issuperset(part.ids):
                 continue
             ids, told = ", ".join(part.ids), f"{claim.namespace}/{claim.name}"
-            _log.warning("The record of %s was lost: the claim %s has them, for it is prepared.", ids, told)
+            _log.warning("The record of %s was lost, and is restored from the prepared claim %s.", ids, told)
             try:
                 records.remember_allocation(part.resource, part.ids, part.injection, time.time(), claim.uid)
             except LedgerError as error:
@@ -143,7 +143,7 @@ class DeviceService:
                 await work()
             except Exception as error:
                 self._broken[name] = f"{name}: {error!r:.256}"
-                _log.exception("%s: it broke off and is begun anew in %.0f s", name, _AGAIN)
+                _log.exception("%s: it failed and is started again in %.0f s", name, _AGAIN)
             await asyncio.sleep(_AGAIN)
             self._broken.pop(name, None)
 

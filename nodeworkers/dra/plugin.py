@@ -94,7 +94,7 @@ class Plugin:
                 f"There is no ResourceClaim {asked.namespace}/{asked.name}: it was deleted. Delete the pod as well."
             ) from None
         except ValueError as wrong:
-            raise Refused(f"The kubelet asked for no ResourceClaim: {wrong}.") from wrong
+            raise Refused(f"What the kubelet asked for is not a ResourceClaim: {wrong}.") from wrong
 
     async def _hand_out(self, asked: dra_pb2.Claim, given: Sequence[Result]) -> Prepared:
         """All of a claim's devices or none: what the ledger has of it is given back if anything goes wrong."""

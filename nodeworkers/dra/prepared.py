@@ -95,7 +95,8 @@ class PreparedClaims:
                 self._specify(claim)
                 self._claims[claim.uid] = claim
             else:
-                _log.warning("The record of the claim %s/%s was lost: it is had from CDI.", claim.namespace, claim.name)
+                told = f"{claim.namespace}/{claim.name}"
+                _log.warning("The record of the claim %s was lost, and is restored from its CDI spec.", told)
                 self.put(claim)
         for file in self._cdi.glob(_SPECS):
             known = self._claims.get(_uid(file))
@@ -109,7 +110,7 @@ class PreparedClaims:
     def put(self, claim: Prepared) -> None:
         """Writes its CDI spec, then itself. ValueError if its UID is none."""
         if not _UID.fullmatch(claim.uid):
-            raise ValueError(f"{claim.uid!r} is no UID of a ResourceClaim.")
+            raise ValueError(f"{claim.uid!r} is not a UID of a ResourceClaim.")
         self._specify(claim)
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         _write(self._folder / f"{claim.uid}.json", asdict(claim), 0o600)

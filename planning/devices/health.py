@@ -86,7 +86,7 @@ def changes(
         elif health.state == "Unhealthy":
             told.append((card, f"{name} is unhealthy ({health.reason}): {health.message}"))
         else:
-            told.append((card, f"How {name} is nobody knows just now ({health.reason}): {health.message}"))
+            told.append((card, f"The health of {name} is unknown ({health.reason}): {health.message}"))
     return told
 
 

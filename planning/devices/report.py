@@ -148,7 +148,7 @@ def connection(link: Link | None) -> str:
 
 
 def _health(picture: Picture, card: Card) -> CardHealth:
-    return picture.health.get(card.id) or CardHealth("Unknown", "NotSeen", "It was not looked at yet.")
+    return picture.health.get(card.id) or CardHealth("Unknown", "NotSeen", "It has not been checked yet.")
 
 
 def _cards(picture: Picture) -> list[dict[str, Any]]:

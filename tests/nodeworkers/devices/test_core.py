@@ -156,7 +156,7 @@ async def test_what_was_given_is_remembered_and_stays_listed_while_it_is_held(ri
     assert rig.ids() == {"tt-0": True, "tt-1": False, "tt-2": True}
     (gone,) = [each for each in rig.plugin.offered()[N150] if each.id == "tt-1"]
     assert gone.reason == VANISHED
-    with pytest.raises(Refused, match=r"tt-1 cannot be had \(Vanished\)"):
+    with pytest.raises(Refused, match=r"tt-1 is not available \(Vanished\)"):
         rig.plugin.allocate(N150, ["tt-1"])
 
 
@@ -362,7 +362,7 @@ async def test_cards_that_are_found_well_after_a_start_are_no_news_and_those_tha
     rig.told.clear()
     rig.core.silent("tenstorrent", "Its watcher hangs.")
     assert rig.told == [
-        (id, "Unknown", f"How n150 {id} is nobody knows just now (ProviderSilent): Its watcher hangs.")
+        (id, "Unknown", f"The health of n150 {id} is unknown (ProviderSilent): Its watcher hangs.")
         for id in ("tt-0", "tt-1")
     ]
     rig.told.clear()

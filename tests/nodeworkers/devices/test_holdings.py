@@ -193,7 +193,7 @@ async def test_while_the_kubelet_is_away_all_stays_as_it_was(rig: Rig, caplog: p
     rig.kubelet.away = "The kubelet does not answer."
     await rig.polls(3600)
     assert rig.holdings.held == before and rig.holdings.problem == "The kubelet does not answer."
-    assert caplog.messages.count("The kubelet does not answer. What was known of it stays.") == 1
+    assert caplog.messages.count("The kubelet does not answer. What was known before still holds.") == 1
     rig.kubelet.away = ""
     rig.show()
     await rig.polls(POLL_SECONDS * MISSES)
@@ -301,7 +301,7 @@ async def test_a_kubelet_that_hangs_is_away(rig: Rig, monkeypatch: pytest.Monkey
     rig.give("tt-1")
     rig.kubelet.hangs = True
     await rig.holdings.look()
-    assert rig.holdings.problem == "The kubelet did not tell within 0.05 s who holds which device."
+    assert rig.holdings.problem == "The kubelet did not say within 0.05 s who holds which device."
     assert rig.held == {"tt-1"}
 
 

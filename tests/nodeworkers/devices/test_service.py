@@ -96,7 +96,7 @@ async def test_what_claims_have_is_known_though_the_ledger_is_lost(
 async def test_what_is_on_record_is_not_taken_down_twice(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     node.prepare()
     node.begin(dra=(GPU,))
-    assert caplog.messages == ["The record of GPU-0 was lost: the claim team-a/trainer has them, for it is prepared."]
+    assert caplog.messages == ["The record of GPU-0 was lost, and is restored from the prepared claim team-a/trainer."]
     caplog.clear()
     node.begin(dra=(GPU,))
     assert not caplog.messages
