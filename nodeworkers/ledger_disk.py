@@ -94,7 +94,7 @@ class LogMover:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._written = 0
+        self._written = _WRITES - 1  # what a process left that was killed is moved at the first write
         self._due, self._over = threading.Event(), False
         self._thread: threading.Thread | None = None
 
