@@ -1,8 +1,8 @@
 """The node process: answers the kubelet from the node's own ledger before anything else, then does what the control
 plane asks of this node about kernel caches.
 
-The kubelet waits for nobody (law 3): CSI is served first and stopped last, and neither Temporal, the API server nor a
-driver that hangs keeps the process from starting or ends it.
+The kubelet waits for nobody (law 3): devices are served first, then CSI, and both until the end; neither Temporal, the
+API server nor a driver that hangs keeps the process from starting or ends it.
 """
 
 from __future__ import annotations
@@ -72,26 +72,49 @@ def run_node(options: ProcessOptions, node: NodeOptions) -> None:
 async def serve(options: ProcessOptions, node: NodeOptions, *, traced: bool) -> None:
     ledger = await asyncio.to_thread(Ledger, node.root)
     try:
-        store = Store(node.root / "store", node.quota)
-        incoming = Incoming(node.root / "incoming")
-        for sentence in await asyncio.to_thread(put_in_order, ledger, store, incoming):
-            log.warning("After the last run: %s", sentence)
-        driver = Driver(Places(node.kubelet_root, node.root), node.name, ledger, store, node.upper_limit)
-        await driver.start()
-        log.info("CSI is served for node %s", node.name)
-        try:
-            pretended = Hardware(Simulated(node.simulated_gpus), ledger.identity) if node.simulated_gpus else None
-            hardware = pretended or Hardware(AmdSmi(), ledger.identity, WATCHED)
-            async with await KubeClient.connect(options.kubeconfig, options.context, user_agent="berth-node") as kube:
-                statuses = Statuses(kube, ledger, node.name, lambda: hardware.simulated)
-                images = Images(ledger, store, incoming, hardware)
-                caches = Caches(node.name, Rules(kube), ledger, store, images, hardware, statuses)
-                devices = DeviceService(node.name, node.kubelet_root, node.root, ledger, kube, node.devices, hardware)
-                await Process(options, node.name, driver, hardware, statuses, caches, devices, traced=traced).run()
-        finally:
-            await driver.stop()
+        pretended = Hardware(Simulated(node.simulated_gpus), ledger.identity) if node.simulated_gpus else None
+        hardware = pretended or Hardware(AmdSmi(), ledger.identity, WATCHED)
+        async with await KubeClient.connect(options.kubeconfig, options.context, user_agent="berth-node") as kube:
+            devices = DeviceService(node.name, node.kubelet_root, node.root, ledger, kube, node.devices, hardware)
+            # Before all else: a kubelet that starts beside this process fails pods that were given devices until it has
+            # them, and waits for mounts.
+            handing_out = asyncio.create_task(devices.run(), name="devices")
+            try:
+                await _serve_caches(options, node, ledger, kube, hardware, devices, handing_out, traced=traced)
+            finally:
+                handing_out.cancel()
+                await asyncio.wait([handing_out])
     finally:
         ledger.close()
+
+
+async def _serve_caches(
+    options: ProcessOptions,
+    node: NodeOptions,
+    ledger: Ledger,
+    kube: KubeClient,
+    hardware: Hardware,
+    devices: DeviceService,
+    handing_out: asyncio.Task[None],
+    *,
+    traced: bool,
+) -> None:
+    """CSI, and whatever waits for somebody."""
+    store = Store(node.root / "store", node.quota)
+    incoming = Incoming(node.root / "incoming")
+    for sentence in await asyncio.to_thread(put_in_order, ledger, store, incoming):
+        log.warning("After the last run: %s", sentence)
+    driver = Driver(Places(node.kubelet_root, node.root), node.name, ledger, store, node.upper_limit)
+    await driver.start()
+    log.info("CSI is served for node %s", node.name)
+    try:
+        statuses = Statuses(kube, ledger, node.name, lambda: hardware.simulated)
+        images = Images(ledger, store, incoming, hardware)
+        caches = Caches(node.name, Rules(kube), ledger, store, images, hardware, statuses)
+        process = Process(options, node.name, driver, hardware, statuses, caches, devices, handing_out, traced=traced)
+        await process.run()
+    finally:
+        await driver.stop()
 
 
 class Process:
@@ -106,10 +129,12 @@ class Process:
         statuses: Statuses,
         caches: Caches,
         devices: DeviceService,
+        handing_out: asyncio.Task[None],
         *,
         traced: bool,
     ) -> None:
-        self._devices = devices
+        """`handing_out`: the devices' work, which goes on until this is over."""
+        self._devices, self._handing_out = devices, handing_out
         self._options = options
         self._name = name
         self._driver = driver
@@ -133,7 +158,7 @@ class Process:
                     ("statuses", self._statuses.run),
                     ("hardware", self._look),
                     ("inventory", self._announce),
-                    ("devices", self._devices.run),
+                    ("devices", self._hand_out),
                 ):
                     self._background.append(group.create_task(work(), name=name))
                 try:
@@ -151,6 +176,9 @@ class Process:
         status = self._statuses.trouble and f"statuses of caches cannot be written: {self._statuses.trouble}"
         simulated = "its GPUs are simulated" if self._hardware.simulated else ""
         return "; ".join(filter(None, (self._hardware.problem, status, simulated, self._devices.note)))
+
+    async def _hand_out(self) -> None:
+        await asyncio.shield(self._handing_out)
 
     async def _look(self) -> None:
         while True:

@@ -77,7 +77,9 @@ class ResourceStatus(CRDModel):
     """How the node offers one resource."""
 
     name: Short
-    front_end: Literal["device-plugin", "dra"] = Field(description="By what the kubelet or the scheduler knows it.")
+    front_end: Literal["device-plugin", "dra", "none"] = Field(
+        description="By what the kubelet or the scheduler knows it; none where neither is to."
+    )
     devices: Count
     healthy: Count
     held: Count

@@ -14,13 +14,14 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
+from nodeworkers.ledger_disk import UID, Copies, LogMover
 from planning.caches.hits import Seen
 from planning.caches.volumes import Kind, NodeCache
 
@@ -28,9 +29,7 @@ T = TypeVar("T")
 
 FILE = "ledger.sqlite"
 _APPLICATION = 0x62727468  # in the file's header: it is ours
-_UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
 _IDENTITY = re.compile(r"[0-9a-f]{32}")
-_COPY_LIMIT = 4 * 1024 * 1024  # bytes of one cache's copy
 _REFUSED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT)
 
 MIGRATIONS: tuple[tuple[str, str], ...] = (
@@ -179,10 +178,11 @@ class Ledger:
         self.folder = folder
         self.path = folder / FILE
         self.repaired = ""
-        self._copies = folder / "caches"
-        self._turn = threading.RLock()
+        self._log = LogMover(self.path)
+        self._turn = threading.RLock()  # nobody waits for the disk with it
+        self._changed: set[str] = set()  # caches that the transaction writes which is under way
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._copies.mkdir(exist_ok=True, mode=0o700)
+        self._copies = Copies(folder / "caches")
         lock = _only_writer(folder)
         self._lock: int | None = lock
         try:
@@ -209,6 +209,7 @@ class Ledger:
 
     def close(self) -> None:
         """Lets go of the file."""
+        self._log.close()
         with self._turn:
             self._db.close()
             if self._lock is not None:
@@ -217,13 +218,16 @@ class Ledger:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """What is written within is written whole or not at all, and nobody else writes meanwhile."""
+        """What is written within is written whole or not at all, and nobody else writes meanwhile. Then copies of the
+        caches that it wrote are written: where that fails it is said, and the ledger has them all the same.
+        """
         with self._turn:
             if self._db.in_transaction:
                 yield
                 return
             with self._told():
                 self._db.execute("BEGIN IMMEDIATE")
+            self._changed = set()
             try:
                 yield
                 with self._told():
@@ -232,6 +236,10 @@ class Ledger:
                 with suppress(sqlite3.Error):
                     self._db.execute("ROLLBACK")
                 raise
+            changed = self._changed
+        if changed:
+            with self._copied():
+                self._copies.follow(changed, self.cache)
 
     # ---- caches
 
@@ -247,13 +255,13 @@ class Ledger:
 
     def put_cache(self, cache: NodeCache) -> None:
         """Writes a cache down. Another of the same name is gone: the name is free only once its object is."""
-        if not _UID.fullmatch(cache.uid):
+        if not UID.fullmatch(cache.uid):
             raise LedgerError(f"{cache.uid!r} is no UID of an object, so the cache {cache.name} is not written down.")
         with self.transaction():
             for other in self.caches(cache.name):
                 if (other.kind, other.namespace) == (cache.kind, cache.namespace) and other.uid != cache.uid:
                     self.remove_cache(other.uid)
-            self._copy(cache)
+            self._changed.add(cache.uid)
             values = asdict(cache)
             values["labels"] = orjson.dumps(dict(cache.labels)).decode()
             values["signatures"] = orjson.dumps(cache.signatures).decode()
@@ -262,8 +270,8 @@ class Ledger:
     def remove_cache(self, uid: str) -> None:
         """Forgets a cache. Its mounts stay on record for as long as they are mounted."""
         with self.transaction():
-            if _UID.fullmatch(uid):
-                (self._copies / f"{uid}.json").unlink(missing_ok=True)
+            if UID.fullmatch(uid):
+                self._changed.add(uid)
             self.execute("DELETE FROM caches WHERE uid = ?", (uid,))
 
     # ---- mounts
@@ -335,6 +343,7 @@ class Ledger:
         with self._turn, self._told():
             self._db.execute(statement, values)
             self.changes += 1
+            self._log.wrote()
 
     def read(self, query: str, values: Any, of: Callable[[sqlite3.Row], T]) -> list[T]:
         """What `of` makes of each row."""
@@ -351,34 +360,23 @@ class Ledger:
                 "node: it looks the file over and repairs it."
             ) from error
 
-    def _copy(self, cache: NodeCache) -> None:
-        path = self._copies / f"{cache.uid}.json"
-        beside = path.with_suffix(".new")
+    @contextmanager
+    def _copied(self) -> Iterator[None]:
         try:
-            with beside.open("wb") as file:
-                file.write(orjson.dumps(asdict(replace(cache, labels=dict(cache.labels)))))
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(path)
+            yield
         except OSError as error:
-            raise LedgerError(f"The cache {cache.name} cannot be written to {path}: {error.strerror}.") from error
+            raise LedgerError(
+                f"The copy of a cache cannot be written to {error.filename or self.folder}: {error.strerror}. Make "
+                "room on the node's disk."
+            ) from error
 
     def _agree_with_copies(self, fresh: bool) -> None:
         """A new ledger takes what the copies say; otherwise it is the ledger that holds."""
-        for half in self._copies.glob("*.new"):
-            half.unlink()
-        found = {path.stem: path for path in self._copies.glob("*.json")}
         if fresh:
-            for path in found.values():
-                cache = _read_copy(path)
-                if cache is not None:
-                    self.put_cache(cache)
-            return
-        caches = {cache.uid: cache for cache in self.caches()}
-        for uid in found.keys() - caches.keys():
-            found[uid].unlink()
-        for uid in caches.keys() - found.keys():
-            self._copy(caches[uid])
+            for cache in self._copies.read():
+                self.put_cache(cache)
+        with self._copied():
+            self._copies.agree(self.caches())
 
 
 def _only_writer(folder: Path) -> int:
@@ -420,6 +418,7 @@ def _opened(path: Path) -> sqlite3.Connection:
         _look_over(db, path)
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = NORMAL")
+        db.execute("PRAGMA wal_autocheckpoint = 0")  # LogMover does it, beside whoever writes
         _migrate(db)
         for row in db.execute("SELECT * FROM caches").fetchall():
             _cache_of(row)
@@ -471,17 +470,6 @@ def _set_aside(path: Path) -> None:
     path.replace(path.with_name(f"{path.name}.damaged"))
     for suffix in ("-wal", "-shm"):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
-
-
-def _read_copy(path: Path) -> NodeCache | None:
-    """A cache from its copy; None where that is damaged as well, and the workflow fills the gap."""
-    try:
-        if path.stat().st_size > _COPY_LIMIT:
-            return None
-        cache = _cache.validate_json(path.read_bytes())
-    except (OSError, ValidationError, ValueError):
-        return None
-    return cache if cache.uid == path.stem and _UID.fullmatch(cache.uid) else None
 
 
 def _cache_of(row: sqlite3.Row) -> NodeCache:

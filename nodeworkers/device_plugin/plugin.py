@@ -128,7 +128,7 @@ class DevicePlugin:
             raise  # the kubelet left
         except Exception as error:
             _log.exception("The kubelet's list of %s broke off.", self.resource)
-            await _abort(context, grpc.StatusCode.INTERNAL, f"berth cannot tell its {self.resource}: {error!r}.")
+            await _abort(context, grpc.StatusCode.INTERNAL, f"berth cannot list its {self.resource}: {error!r}.")
         finally:
             self.streams -= 1
 

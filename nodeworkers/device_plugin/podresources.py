@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,8 +17,10 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from nodeworkers.devices.holdings import Holding, PodResourcesError
+from nodeworkers.devices.holdings import Claimed, Holding, Listed, PodResourcesError
 from nodeworkers.rpc import podresources_pb2 as messages
+from planning.devices.claims import uid_of
+from planning.devices.slices import DRIVER
 
 SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
 _MESSAGE_LIMIT = 16 * 1024 * 1024  # as the kubelet's own clients have it; a full node tells more than grpc's 4 MiB
@@ -30,20 +32,46 @@ _Answer = TypeVar("_Answer", bound=Message)
 class PodResources:
     """The kubelet's podresources service, v1."""
 
-    def __init__(self, socket: Path = SOCKET) -> None:
-        self._socket = socket
+    def __init__(self, socket: Path = SOCKET, node: str = "") -> None:
+        """`node`: the kubelet's name for itself, of which names of static pods end."""
+        self._socket, self._node = socket, node
 
     async def list(self) -> tuple[Holding, ...]:
         """Who has which device of a device plugin. Raises PodResourcesError."""
+        return (await self.pods()).devices
+
+    async def pods(self) -> Listed:
+        """Who has which device, by device plugin or DRA, and whether the kubelet knows its pods."""
         request = messages.ListPodResourcesRequest()
         answer = await self._ask("List", request, messages.ListPodResourcesResponse)
-        return tuple(
-            Holding(pod.namespace, pod.name, container.name, devices.resource_name, device)
-            for pod in answer.pod_resources
-            for container in pod.containers
-            for devices in container.devices
-            for device in devices.device_ids
+        return Listed(
+            tuple(
+                Holding(pod.namespace, pod.name, container.name, devices.resource_name, device)
+                for pod in answer.pod_resources
+                for container in pod.containers
+                for devices in container.devices
+                for device in devices.device_ids
+            ),
+            tuple(
+                each
+                for pod in answer.pod_resources
+                for container in pod.containers
+                for resource in container.dynamic_resources
+                for each in self._claimed(pod, container, resource)
+            ),
+            # Static pods (pkg/kubelet/config/common.go: generatePodName) come from files of the node.
+            any(not (self._node and pod.name.endswith(f"-{self._node.lower()}")) for pod in answer.pod_resources),
         )
+
+    def _claimed(
+        self, pod: messages.PodResources, container: messages.ContainerResources, claim: messages.DynamicResource
+    ) -> Iterator[Claimed]:
+        mine = [each for each in claim.claim_resources if each.driver_name == DRIVER]
+        names = [device.name for each in mine for device in each.cdi_devices]
+        uid = next(filter(None, map(uid_of, names)), "")
+        for each in mine:
+            if each.pool_name == self._node or not self._node:
+                yield Claimed(pod.namespace, pod.name, container.name, each.device_name, uid)
 
     async def allocatable(self) -> Mapping[str, frozenset[str]]:
         """The ids of the healthy devices by resource, whether a pod has them or not. Raises PodResourcesError."""

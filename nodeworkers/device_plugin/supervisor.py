@@ -109,7 +109,7 @@ class Supervisor:
             served, has = registration.plugin.healthy(), advertised.get(resource, frozenset())
             if served != has:
                 found[resource, registration.status.generation, served] = (
-                    f"The kubelet advertises {len(has)} devices of {resource}, and {len(served)} are served and healthy"
+                    f"The kubelet advertises {_counted(len(has))} of {resource}, and {_counted(len(served))} should be"
                     f"{_differing('it lacks', served - has)}{_differing('it also has', has - served)}. They are "
                     f"registered anew."
                 )
@@ -141,6 +141,10 @@ def _served(path: Path) -> bool:
         except BlockingIOError:
             return True  # somebody with many calls waiting
         return True
+
+
+def _counted(count: int) -> str:
+    return "1 device" if count == 1 else f"{count} devices"
 
 
 def _differing(what: str, ids: Iterable[str]) -> str:

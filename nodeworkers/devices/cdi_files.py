@@ -46,7 +46,7 @@ class CdiFiles:
             vendor, _, name = kind.partition("/")
             if vendor != VENDOR or not _CLASS.fullmatch(name) or document.get("kind") != kind:
                 problems.append(
-                    f"{kind!r:.80} is no kind of {VENDOR}, or not that of its document, and is not written."
+                    f"{kind!r:.80} is not a kind of {VENDOR}, or not that of its document, and is not written."
                 )
                 continue
             wanted[f"{VENDOR}-{name}.json"] = orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)

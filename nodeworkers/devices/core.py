@@ -24,17 +24,19 @@ from nodeworkers.ledger import LedgerError
 from planning.devices import cdi
 from planning.devices.cards import Card, Link, Sight, Vendor
 from planning.devices.cdi import DriverFiles
-from planning.devices.health import SILENT, Health, changes, judged, unanswered
-from planning.devices.held import device_of, seat_of
+from planning.devices.health import UNSEEN, Health, changes, judged, unanswered
+from planning.devices.held import device_of, replaced, seat_of
 from planning.devices.injection import allocated, lasting, pages_lacking
 from planning.devices.offering import Offering, Terms, offered
 from planning.devices.offers import Device, Injection, Refused
 from planning.devices.preference import Affinity, preferred
 from planning.devices.report import FrontEnd
 from planning.devices.seats import SeatPlan, configured
+from planning.devices.slices import names
 
 TOGETHER = 0.1  # seconds in which news are taken together
 SILENCE = 5.0  # seconds between two looks at who is silent
+AWAITED = 24 * 3600.0  # seconds for which a group of seats waits for a GPU that has vanished
 ANEW = 60.0  # seconds after which all is settled again without news: somebody may have emptied the CDI folder
 _log = logging.getLogger(__name__)
 
@@ -100,6 +102,8 @@ class Core:
         self._files = DriverFiles()
         self._with_cdi = True
         self._taken: tuple[str, ...] = ()
+        self._called: dict[str, str] = {}
+        self._ids: dict[str, str] = {}
         self._due = asyncio.Event()
         self._due.set()  # what is remembered is offered at once
         self._news = asyncio.Event()
@@ -210,17 +214,23 @@ class Core:
         await self._profiles.accept(plan.accepted)
 
     def _forget_vanished(self) -> bool:
-        """Cards that their provider does not show any more, once nobody holds a device of theirs."""
+        """Cards that their provider does not show any more, once nobody holds a device of theirs. A group of seats
+        waits for a GPU of its own, for what it is called is another's otherwise; not where another one was put in its
+        place, and not for ever.
+        """
         known = len(self._cards)
         in_use = {card for device in self._held().values() for card in device.cards}
-        in_use |= {card for seat in self.state.plan.seats for card in seat.cards}
+        grouped = {card for seat in self.state.plan.seats for card in seat.cards}
         for vendor, sight in self._sights.items():
+            if sight.problem or vendor in self._silent:
+                continue
             there = {card.id for card in sight.cards}
-            gone = [id for id, card in self._cards.items() if card.vendor == vendor and id not in there]
-            for id in gone:
-                if not sight.problem and vendor not in self._silent and id not in in_use:
-                    del self._cards[id], self._health[id]
-                    self._host.pop(f"iommu/{id}", None)
+            for id, card in [each for each in self._cards.items() if each[1].vendor == vendor]:
+                waited = time.time() - self._health[id].since > AWAITED
+                if id in there or id in in_use or (id in grouped and not waited and not replaced(card, sight.cards)):
+                    continue
+                del self._cards[id], self._health[id]
+                self._host.pop(f"iommu/{id}", None)
         return len(self._cards) < known
 
     def _held(self) -> dict[str, Device]:
@@ -286,6 +296,15 @@ class Core:
         """The part of it that one front end offers."""
         return View(self, front)
 
+    def by_name(self, name: str) -> tuple[str, str] | None:
+        """The id and the resource of the device that DRA calls so; None if none is offered."""
+        devices = self.state.devices
+        if self._called.keys() != devices.keys():  # of ten thousand it takes a while
+            self._called = names(devices)
+            self._ids = {called: id for id, called in self._called.items()}
+        id = self._ids.get(name)
+        return None if id is None else (id, devices[id].resource)
+
     def front_end(self, resource: str) -> FrontEnd | None:
         """By what a resource is offered; None: by nothing."""
         return self._fronts.of(resource)
@@ -312,7 +331,7 @@ class Core:
             holder = self._holdings.held.get(id)
             # The kubelet asks anew for a pod's next container, the scheduler for a claim's next pod: nobody else may.
             if holder is not None and holder.claim != claim:
-                who = f"the claim {holder.claim}" if holder.claim else f"a pod, as {resource} of the device plugin"
+                who = f"the claim {holder.claim}" if holder.claim else f"a pod, as {holder.resource}"
                 raise Refused(f"{id} is held by {who}. Delete the pod, so that it gets another device.")
         try:
             self._records.remember_allocation(resource, ids, found, time.time(), claim)
@@ -330,7 +349,7 @@ class Core:
         for id in ids:
             device = state.devices.get(id)
             if device is None or device.resource != resource:
-                raise Refused(f"{id} is no {resource} of this node any more. Delete the pod, so that it moves.")
+                raise Refused(f"This node no longer offers {id} as {resource}. Delete the pod, so that it moves.")
             if not device.healthy:
                 raise Refused(f"{id} is not well ({device.reason}): {device.message}")
         used = dict.fromkeys(card for id in ids for card in state.devices[id].cards)
@@ -349,12 +368,12 @@ class Core:
 
 def _remembered(told: Mapping[str, Any]) -> Health:
     """How a card is that was not looked at yet: ill where it was."""
-    message = "It was not looked at since berth's process was started."
+    message = "It has not been checked since berth node was started."
     if told.get("state") == "Unhealthy":
         since = told.get("since")
         known = float(since) if isinstance(since, int | float) else 0.0
         return Health("Unhealthy", str(told.get("reason")), str(told.get("message")), known)
-    return Health("Unknown", SILENT, message, time.time())
+    return Health("Unknown", UNSEEN, message, time.time())
 
 
 def _facts(told: Mapping[str, Any]) -> dict[str, str]:

@@ -11,7 +11,8 @@ from nodeworkers.device_plugin.registration import Status
 from nodeworkers.devices.core import State
 from nodeworkers.devices.holdings import Holder
 
-Seen = tuple[State, Mapping[str, Holder], tuple[Status, ...]]
+# What there is, who holds what, how it is registered, and whether it is simulated.
+Seen = tuple[State, Mapping[str, Holder], tuple[Status, ...], bool]
 _meter = metrics.get_meter("berth.node")
 _look: list[Callable[[], Seen]] = []
 
@@ -21,24 +22,29 @@ def observe(look: Callable[[], Seen]) -> None:
     _look[:] = [look]
 
 
+def _said(simulated: bool) -> dict[str, str]:
+    return {"simulated": "true" if simulated else "false"}
+
+
 def _health(_: CallbackOptions) -> Iterable[Observation]:
     for look in _look:
-        state = look()[0]
+        seen = look()
+        state, simulated = seen[0], seen[3]
         for id, card in state.cards.items():
             health = state.health[id]
             labels = {"card": id, "product": card.product, "vendor": card.vendor, "reason": health.reason}
-            yield Observation(int(health.state == "Healthy"), labels)
+            yield Observation(int(health.state == "Healthy"), labels | _said(simulated))
 
 
 def _devices(_: CallbackOptions) -> Iterable[Observation]:
     for look in _look:
-        state, held = look()[:2]
+        seen = look()
+        state, held, simulated = seen[0], seen[1], seen[3]
         for resource, devices in state.offering.devices.items():
             ill = sum(not device.healthy for device in devices)
             taken = sum(device.id in held for device in devices)
-            yield Observation(len(devices), {"resource": resource, "state": "offered"})
-            yield Observation(ill, {"resource": resource, "state": "unhealthy"})
-            yield Observation(taken, {"resource": resource, "state": "held"})
+            for what, count in (("offered", len(devices)), ("unhealthy", ill), ("held", taken)):
+                yield Observation(count, {"resource": resource, "state": what} | _said(simulated))
 
 
 def _registered(_: CallbackOptions) -> Iterable[Observation]:

@@ -221,7 +221,7 @@ def _document(file: Path) -> tuple[Any, str]:
         documents = [each for each in yaml.safe_load_all(text) if each is not None]
         document = json.loads(json.dumps(documents[0] if len(documents) == 1 else None, allow_nan=False))
     except (yaml.YAMLError, ValueError, TypeError, OverflowError, RecursionError) as error:
-        return None, f"It is no YAML that could be JSON ({' '.join(str(error).split())[:200]})"
+        return None, f"It is not YAML that could be JSON ({' '.join(str(error).split())[:200]})"
     return document_of(document)
 
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from kube.client import KubeClient
 from kube.events import EventRecorder
 from kube.resources import ObjectRef
+from nodeworkers.device_plugin.checkpoint import Checkpoint
 from nodeworkers.device_plugin.podresources import PodResources
 from nodeworkers.device_plugin.registration import PLUGINS, Folders
 from nodeworkers.device_plugin.supervisor import Supervisor
@@ -25,6 +27,7 @@ from nodeworkers.devices.metrics import observe
 from nodeworkers.devices.profiles import Profiles
 from nodeworkers.devices.records import Records
 from nodeworkers.devices.reporting import Reporting
+from nodeworkers.dra import prepared
 from nodeworkers.dra.driver import Driver, Places
 from nodeworkers.hardware import resetter
 from nodeworkers.hardware.driver_files import driver_files
@@ -33,7 +36,7 @@ from nodeworkers.hardware.resetting import Resets, reset_for
 from nodeworkers.hardware.tenstorrent import DOMAIN as TENSTORRENT
 from nodeworkers.hardware.watching import Watching, command
 from nodeworkers.inventory import Hardware
-from nodeworkers.ledger import Ledger
+from nodeworkers.ledger import Ledger, LedgerError
 from nodeworkers.sockets import SocketError
 from planning.devices.cards import Card, Sight, Vendor
 from planning.devices.cdi import DriverFiles
@@ -64,6 +67,23 @@ class DeviceOptions:
     plugins: Path = PLUGINS
 
 
+def restore(records: Records, claims: Iterable[prepared.Prepared]) -> None:
+    """Takes down what is prepared for claims and on no record, for the ledger was lost. Prepared is what containers
+    have: it outlives the ledger, and a claim that was given back is not there any more.
+    """
+    for claim in claims:
+        on_record = {id for each in records.claim(claim.uid) for id in each.ids}
+        for part in claim.parts:
+            if on_record.issuperset(part.ids):
+                continue
+            ids, told = ", ".join(part.ids), f"{claim.namespace}/{claim.name}"
+            _log.warning("The record of %s was lost, and is restored from the prepared claim %s.", ids, told)
+            try:
+                records.remember_allocation(part.resource, part.ids, part.injection, time.time(), claim.uid)
+            except LedgerError as error:
+                _log.warning("that the claim %s has %s is not on record: %s", told, ids, error)
+
+
 class DeviceService:
     """One node's."""
 
@@ -77,8 +97,14 @@ class DeviceService:
         self._simulated = options.simulated is not None
         self._events = EventRecorder(kube, "berth-node", node)
         records = Records(ledger)
-        podresources = PodResources(kubelet_root / "pod-resources" / "kubelet.sock")
-        self.holdings = Holdings(podresources, records, self._by_plugin, self._drifted)
+        claims = prepared.found(folder / "claims", options.cdi)
+        self._left = frozenset(claim.uid for claim in claims)
+        restore(records, claims)
+        podresources = PodResources(kubelet_root / "pod-resources" / "kubelet.sock", node)
+        self.holdings = Holdings(
+            podresources, records, self._by_plugin, self._drifted, kept=Checkpoint(kubelet_root, options.plugins).kept,
+            by_name=lambda name: self.core.by_name(name), prepared=self._prepared,
+        )  # fmt: skip
         self._profiles = Profiles(kube, node, folder, options.seats)
         self.core = Core(
             records, self.holdings, self._profiles, CdiFiles(options.cdi), options.fronts, options.terms, self._files,
@@ -92,7 +118,7 @@ class DeviceService:
         if options.fronts.dra:
             self._dra = Driver(
                 Places(kubelet_root, folder, options.cdi), node, kube, self.core.view("dra"), self._cards,
-                None if self._simulated else Path("/sys"),
+                None if self._simulated else Path("/sys"), simulated=self._simulated,
             )  # fmt: skip
         self._dra_problem = ""
         self._broken: dict[str, str] = {}
@@ -101,7 +127,7 @@ class DeviceService:
 
     async def run(self) -> None:
         """Until cancelled."""
-        observe(lambda: (self.core.state, self.holdings.held, self._supervisor.statuses()))
+        observe(lambda: (self.core.state, self.holdings.held, self._supervisor.statuses(), self._simulated))
         try:
             async with asyncio.TaskGroup() as group:
                 for name, work in self._works().items():
@@ -132,7 +158,7 @@ class DeviceService:
                 await work()
             except Exception as error:
                 self._broken[name] = f"{name}: {error!r:.256}"
-                _log.exception("%s: it broke off and is begun anew in %.0f s", name, _AGAIN)
+                _log.exception("%s: it failed and is started again in %.0f s", name, _AGAIN)
             await asyncio.sleep(_AGAIN)
             self._broken.pop(name, None)
 
@@ -183,7 +209,7 @@ class DeviceService:
     def _offer(self, resource: str) -> Offer:
         front = self.core.front_end(resource)
         if front is None:
-            return Offer("device-plugin", f"no front end was chosen for {resource}: see berth node --device-plugin")
+            return Offer("none", f"Nothing offers {resource}: start berth node with --device-plugin or --dra for it.")
         if front == "dra":
             trouble = self._dra_problem or (self._dra.publisher.problem if self._dra is not None else "")
             return Offer("dra", trouble)
@@ -223,6 +249,9 @@ class DeviceService:
 
     def _by_plugin(self, resource: str) -> bool:
         return self._options.fronts.of(resource) == "device-plugin"
+
+    def _prepared(self, claim: str) -> bool:
+        return claim in self._left or (self._dra is not None and self._dra.claims.get(claim) is not None)
 
     def _cards(self) -> Mapping[str, Card]:
         return self.core.state.cards
@@ -268,7 +297,7 @@ class DeviceService:
         self._events.record(
             regarding=ObjectRef("v1", "Node", self._node, uid=self._node),
             type="Normal" if well else "Warning",
-            reason="DeviceHealthy" if well else "DeviceUnhealthy",
+            reason=f"Device{health.state}",
             action="WatchDevices",
             note=sentence,
         )

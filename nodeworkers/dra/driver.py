@@ -56,10 +56,12 @@ class Driver:
         devices: Devices,
         cards: Callable[[], Mapping[str, Card]],
         sysfs: Path | None = Path("/sys"),
+        *,
+        simulated: bool = False,
     ) -> None:
-        """`cards` and `sysfs` as in Publisher."""
+        """`cards`, `sysfs` and `simulated` as in Publisher."""
         self.claims = PreparedClaims(places.folder / "claims", places.cdi)
-        self.publisher = Publisher(kube, node, devices, cards, sysfs)
+        self.publisher = Publisher(kube, node, devices, cards, sysfs, simulated=simulated)
         self.health = Health(node, devices)
         self.registration = Registration(places.endpoint, self.publisher.poke)
         plugin = Plugin(kube, node, devices, self.claims)

@@ -19,10 +19,10 @@ from kube.errors import KubeError, NotFound
 from kube.resources import Resource
 from nodeworkers.device_plugin.beside import Beside
 from nodeworkers.devices.frontend import Devices
-from nodeworkers.dra.prepared import CDI_KIND, Given, Prepared, PreparedClaims, edits
+from nodeworkers.dra.prepared import Given, Part, Prepared, PreparedClaims, edits
 from nodeworkers.ledger import LedgerError
 from nodeworkers.rpc import dra_pb2
-from planning.devices.claims import Portion, Result, portions, results
+from planning.devices.claims import CDI_KIND, Portion, Result, cdi_device, portions, results
 from planning.devices.offers import Refused
 
 RESOURCECLAIMS: Final = Resource("resource.k8s.io", "v1", "resourceclaims", "ResourceClaim", True)
@@ -104,7 +104,7 @@ class Plugin:
                 f"There is no ResourceClaim {asked.namespace}/{asked.name}: it was deleted. Delete the pod as well."
             ) from None
         except ValueError as wrong:
-            raise Refused(f"The kubelet asked for no ResourceClaim: {wrong}.") from wrong
+            raise Refused(f"What the kubelet asked for is not a ResourceClaim: {wrong}.") from wrong
 
     async def _hand_out(self, asked: dra_pb2.Claim, given: Sequence[Result]) -> Prepared:
         """All of a claim's devices or none: what the ledger has of it is given back if anything goes wrong."""
@@ -142,19 +142,22 @@ class Plugin:
     def _allocate(self, asked: dra_pb2.Claim, parts: Sequence[Portion]) -> Prepared:
         devices: list[Given] = []
         own: dict[str, dict[str, Any]] = {}
+        given: list[Part] = []
         for number, part in enumerate(parts):
             injection = self._devices.allocate(part.resource, part.ids, claim=asked.uid, admin=part.admin)
+            if not part.admin:
+                given.append(Part(part.resource, part.ids, injection))
             cdi = injection.cdi
             needed = edits(injection)
             if needed:
-                name = f"{asked.uid}-{number}"
+                name = cdi_device(asked.uid, number)
                 own[name] = needed
                 cdi = (*cdi, f"{CDI_KIND}={name}")
             for index, result in enumerate(part.results):
                 # What a request's devices need together is asked for once, with the first of them.
                 names = cdi if index == 0 else ()
                 devices.append(Given(result.request, result.pool, result.device, names, result.share))
-        return Prepared(asked.uid, asked.namespace, asked.name, tuple(devices), own)
+        return Prepared(asked.uid, asked.namespace, asked.name, tuple(devices), own, tuple(given))
 
     async def _unprepare(self, asked: dra_pb2.Claim) -> Sequence[Given]:
         await asyncio.shield(self._take_back(asked))

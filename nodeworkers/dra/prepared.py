@@ -2,7 +2,8 @@
 answered, and a CDI spec of each that needs one of its own.
 
 A file is written whole or not at all and outlives a reboot, as the kubelet's own record of prepared claims does; CDI
-specs lie in /var/run and do not, so they are written anew when the process starts.
+specs lie in /var/run and do not, so they are written anew when the process starts. Each carries the whole claim, so
+that it is known which devices containers have also where our own folder was lost.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,12 +20,14 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
+from planning.devices.claims import CDI_KIND
 from planning.devices.offers import Injection
 from planning.devices.slices import DRIVER
 
-CDI_KIND: Final = f"{DRIVER}/claim"
-CDI_VERSION: Final = "0.6.0"  # devices whose names begin with a digit, hostPath
+CDI_VERSION: Final = "0.6.0"  # devices whose names begin with a digit, hostPath, annotations
+_RECORD: Final = f"{DRIVER}/prepared"  # the annotation of a spec that has its claim
 
+_SPECS = f"{CDI_KIND.replace('/', '-')}_*.json"
 _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
 _LIMIT = 4 * 1024 * 1024  # bytes of one file
 _log = logging.getLogger(__name__)
@@ -42,14 +45,26 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """Devices that were handed out in one piece, by their ids, and what containers get with them."""
+
+    resource: str
+    ids: tuple[str, ...]
+    injection: Injection
+
+
+@dataclass(frozen=True, slots=True)
 class Prepared:
-    """A claim whose devices are handed out. `edits` by name of the CDI device in its own spec (CDI containerEdits)."""
+    """A claim whose devices are handed out. `edits` by name of the CDI device in its own spec (CDI containerEdits);
+    `parts` without what is only looked at.
+    """
 
     uid: str
     namespace: str
     name: str
     devices: tuple[Given, ...]
     edits: dict[str, dict[str, Any]] = field(default_factory=dict)
+    parts: tuple[Part, ...] = ()
 
 
 _prepared: TypeAdapter[Prepared] = TypeAdapter(Prepared)
@@ -69,19 +84,23 @@ class PreparedClaims:
         return len(self._claims)
 
     def open(self) -> None:
-        """Reads what the last run left and writes the CDI specs that are missing; those of nobody go."""
+        """Reads what the last run left and writes what is missing, of files and of CDI specs; specs of nobody go."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for file in sorted(self._folder.glob("*.json")):
-            claim = _read(file)
-            if claim is None:
+            if _read(file) is None:
                 _log.warning("%s cannot be read: its claim is prepared anew when the kubelet asks for it.", file)
                 file.replace(file.with_suffix(".damaged"))
-            else:
-                self._claims[claim.uid] = claim
+        for claim in found(self._folder, self._cdi):
+            if (self._folder / f"{claim.uid}.json").exists():
                 self._specify(claim)
-        for file in self._cdi.glob(f"{CDI_KIND.replace('/', '-')}_*.json"):
-            claim = self._claims.get(file.stem.rpartition("_")[2])
-            if claim is None or not claim.edits:
+                self._claims[claim.uid] = claim
+            else:
+                told = f"{claim.namespace}/{claim.name}"
+                _log.warning("The record of the claim %s was lost, and is restored from its CDI spec.", told)
+                self.put(claim)
+        for file in self._cdi.glob(_SPECS):
+            known = self._claims.get(_uid(file))
+            if known is None or not known.edits:
                 file.unlink(missing_ok=True)
 
     def get(self, uid: str) -> Prepared | None:
@@ -91,7 +110,7 @@ class PreparedClaims:
     def put(self, claim: Prepared) -> None:
         """Writes its CDI spec, then itself. ValueError if its UID is none."""
         if not _UID.fullmatch(claim.uid):
-            raise ValueError(f"{claim.uid!r} is no UID of a ResourceClaim.")
+            raise ValueError(f"{claim.uid!r} is not a UID of a ResourceClaim.")
         self._specify(claim)
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         _write(self._folder / f"{claim.uid}.json", asdict(claim), 0o600)
@@ -110,14 +129,25 @@ class PreparedClaims:
             self._claims.pop(uid, None)
 
     def _spec(self, uid: str) -> Path:
-        return self._cdi / f"{CDI_KIND.replace('/', '-')}_{uid}.json"
+        return self._cdi / _SPECS.replace("*", uid)
 
     def _specify(self, claim: Prepared) -> None:
         if not claim.edits:
             return
         devices = [{"name": name, "containerEdits": edits} for name, edits in claim.edits.items()]
         self._cdi.mkdir(parents=True, exist_ok=True, mode=0o755)
-        _write(self._spec(claim.uid), {"cdiVersion": CDI_VERSION, "kind": CDI_KIND, "devices": devices}, 0o644)
+        record = {_RECORD: _prepared.dump_json(claim).decode()}
+        spec = {"cdiVersion": CDI_VERSION, "kind": CDI_KIND, "annotations": record, "devices": devices}
+        _write(self._spec(claim.uid), spec, 0o644)
+
+
+def found(folder: Path, cdi: Path) -> list[Prepared]:
+    """The claims that were prepared when the last run ended: of its files, and of CDI specs whose file is lost. Changes
+    nothing, and never raises; what cannot be read is left out.
+    """
+    claims = {_uid(file): claim for file in sorted(cdi.glob(_SPECS)) if (claim := _read(file, _recorded)) is not None}
+    claims |= {file.stem: claim for file in sorted(folder.glob("*.json")) if (claim := _read(file)) is not None}
+    return list(claims.values())
 
 
 def edits(injection: Injection) -> dict[str, Any]:
@@ -144,15 +174,24 @@ def edits(injection: Injection) -> dict[str, Any]:
     return result
 
 
-def _read(file: Path) -> Prepared | None:
+def _uid(file: Path) -> str:
+    return file.stem.rpartition("_")[2]
+
+
+def _recorded(spec: bytes) -> Prepared:
+    """The claim of a CDI spec."""
+    return _prepared.validate_json(json.loads(spec)["annotations"][_RECORD])
+
+
+def _read(file: Path, understood: Callable[[bytes], Prepared] = _prepared.validate_json) -> Prepared | None:
     """None if it is damaged or another's."""
     try:
         if file.stat().st_size > _LIMIT:
             return None
-        claim = _prepared.validate_json(file.read_bytes())
-    except (OSError, ValidationError, ValueError):
+        claim = understood(file.read_bytes())
+    except (OSError, ValidationError, ValueError, TypeError, LookupError):
         return None
-    return claim if claim.uid == file.stem and _UID.fullmatch(claim.uid) else None
+    return claim if claim.uid == _uid(file) and _UID.fullmatch(claim.uid) else None
 
 
 def _write(path: Path, body: Mapping[str, Any], mode: int) -> None:

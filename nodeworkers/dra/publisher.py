@@ -43,10 +43,13 @@ class Publisher:
         devices: Devices,
         cards: Callable[[], Mapping[str, Card]],
         sysfs: Path | None = Path("/sys"),
+        *,
+        simulated: bool = False,
     ) -> None:
         """`cards` by id, whenever asked. `sysfs`: where PCI's tree tells a card's root complex; None where the cards
-        are simulated and their addresses somebody else's.
+        are simulated and their addresses somebody else's. `simulated`: the slices say so.
         """
+        self._simulated = simulated
         self._kube, self._node, self._devices, self._cards, self._sysfs = kube, node, devices, cards, sysfs
         self._selector = f"spec.nodeName={node},spec.driver={DRIVER}"
         self._wake = asyncio.Event()
@@ -151,7 +154,9 @@ class Publisher:
         if self._sysfs is not None:
             found = {card.id: pcie_root(self._sysfs, card.address) for card in cards.values()}
             roots = {card: root for card, root in found.items() if root}
-        wanted = slices(self._node, offered, cards, taints=self._taints, roots=roots, owner=self._owner)
+        wanted = slices(
+            self._node, offered, cards, taints=self._taints, roots=roots, owner=self._owner, simulated=self._simulated
+        )
         return changes(wanted, there)
 
     async def _read(self) -> dict[str, Stored]:

@@ -6,10 +6,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from planning.devices.offers import Device, Refused
 from planning.devices.slices import DRIVER, names
+
+CDI_KIND: Final = f"{DRIVER}/claim"
+"""The kind of the CDI devices that are one claim's own."""
+
+
+def cdi_device(uid: str, number: int) -> str:
+    """The name, within its kind, of a CDI device of a claim: of its `number`th portion."""
+    return f"{uid}-{number}"
+
+
+def uid_of(name: str) -> str:
+    """The UID of the claim whose own a CDI device (`kind=name`) is; '' if it is none's."""
+    kind, _, device = name.partition("=")
+    uid, _, number = device.rpartition("-")
+    return uid if kind == CDI_KIND and number.isdecimal() else ""
 
 
 @dataclass(frozen=True, slots=True)

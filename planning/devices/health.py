@@ -21,6 +21,8 @@ SILENT_SECONDS = 30.0  # of a provider, until its cards are not given out any mo
 
 VANISHED = "Vanished"
 SILENT = "ProviderSilent"
+UNSEEN = "NotSeen"
+"""Of a card that nobody has looked at since this process began: no news, and neither is that it is well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +68,13 @@ def unanswered(before: Mapping[str, Health], why: str, now: float) -> dict[str, 
 def changes(
     before: Mapping[str, Health], after: Mapping[str, Health], cards: Mapping[str, Card]
 ) -> list[tuple[str, str]]:
-    """For Events: (card, sentence) of each card that became something else. A card that is new and well is no news."""
+    """For Events: (card, sentence) of each card that became something else. A card that is new and well is no news, nor
+    is one that is found well after a start.
+    """
     told = []
     for card, health in sorted(after.items()):
         old = before.get(card)
-        if old is None and health.state == "Healthy":
+        if health.state == "Healthy" and (old is None or (old.state, old.reason) == ("Unknown", UNSEEN)):
             continue
         if old is not None and (old.state, old.reason) == (health.state, health.reason):
             continue
@@ -79,8 +83,10 @@ def changes(
             lasted = max(0.0, health.since - old.since) if old else 0.0  # a clock that went back tells nothing
             passed = f" after {lasted:.0f} s of {old.reason}" if old and old.reason else ""
             told.append((card, f"{name} is well again{passed}"))
+        elif health.state == "Unhealthy":
+            told.append((card, f"{name} is unhealthy ({health.reason}): {health.message}"))
         else:
-            told.append((card, f"{name} is {health.state.lower()} ({health.reason}): {health.message}"))
+            told.append((card, f"The health of {name} is unknown ({health.reason}): {health.message}"))
     return told
 
 
@@ -124,11 +130,12 @@ def _silent(old: Health, why: str, now: float) -> Health:
     base = replace(old, well=0, silent_since=began)
     if old.state == "Unhealthy":
         return base
-    message = f"Nobody can tell how it is. {why}".strip()
+    message = why or "What looks after it does not answer."
     if now - began >= SILENT_SECONDS:
         return replace(base, state="Unhealthy", reason=SILENT, message=message, since=now)
-    since = old.since if old.state == "Unknown" else now
-    return replace(base, state="Unknown", reason=SILENT, message=message, since=since)
+    if old.state == "Unknown":
+        return replace(base, message=message)
+    return replace(base, state="Unknown", reason=SILENT, message=message, since=now)
 
 
 def vendor_of(cards: Iterable[Card], health: Mapping[str, Health], vendor: str) -> dict[str, Health]:

@@ -1,12 +1,14 @@
 """What a device was when it was given, from what its container got: for a node that starts anew and finds its devices
-in use, some of them of cards or groups that are not there any more.
+in use, some of them of cards or groups that are not there any more. And whether such a card was replaced.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from planning.accelerators import seat_size
+from planning.devices.cards import Card
 from planning.devices.offering import Seat
 from planning.devices.offers import Device, Injection
 
@@ -40,3 +42,18 @@ def seat_of(device: Device) -> Seat | None:
     if not seat_size(device.resource) or not device.group or not device.cards:
         return None
     return Seat(device.id, device.resource, device.group, device.cards)
+
+
+def replaced(card: Card, there: Iterable[Card]) -> bool:
+    """Whether another whole card is in the place of this one, which is not there: at its address, or by its number
+    where the address of one is unknown.
+    """
+    for other in there:
+        if other.parent or other.vendor != card.vendor or other.id == card.id:
+            continue
+        if card.address and other.address:
+            if other.address == card.address:
+                return True
+        elif other.index == card.index:
+            return True
+    return False

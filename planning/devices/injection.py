@@ -56,7 +56,7 @@ def allocated(
         found = _nvidia(mine, cards, files, with_cdi)
     else:
         raise Refused(
-            f"What a container needs for {resource} of {' and '.join(sorted(vendors)) or 'nobody'} is unknown."
+            f"It is unknown what a container needs for {resource} of {' and '.join(sorted(vendors)) or 'nobody'}."
         )
     return _seat(found, chosen[0], mine) if chosen[0].group else found
 
@@ -87,9 +87,9 @@ def pages_lacking(cards: Sequence[Card], host: Mapping[str, str]) -> str:
 def _one(each: str, resource: str, devices: Mapping[str, Device]) -> Device:
     device = devices.get(each)
     if device is None or device.resource != resource:
-        raise Refused(f"{each} is no {resource} of this node. Delete the pod, so that it is placed anew.")
+        raise Refused(f"This node offers no {resource} called {each}. Delete the pod, so that it is placed anew.")
     if not device.healthy:
-        raise Refused(f"{each} cannot be had ({device.reason}): {device.message} Delete the pod, so that it moves.")
+        raise Refused(f"{each} is not available ({device.reason}): {device.message} Delete the pod, so that it moves.")
     return device
 
 

@@ -59,9 +59,11 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """How one resource is offered; `message` says why the kubelet or the API server does not have it, '' if it has."""
+    """How one resource is offered, if it is; `message` says why it is not had by the kubelet, or by the API server; ''
+    where it is.
+    """
 
-    front_end: FrontEnd
+    front_end: FrontEnd | Literal["none"]
     message: str = ""
 
 
@@ -146,7 +148,7 @@ def connection(link: Link | None) -> str:
 
 
 def _health(picture: Picture, card: Card) -> CardHealth:
-    return picture.health.get(card.id) or CardHealth("Unknown", "NotSeen", "It was not looked at yet.")
+    return picture.health.get(card.id) or CardHealth("Unknown", "NotSeen", "It has not been checked yet.")
 
 
 def _cards(picture: Picture) -> list[dict[str, Any]]:
@@ -201,7 +203,7 @@ def _first(devices: Mapping[str, Sequence[Device]]) -> list[tuple[str, Sequence[
 
 
 def _resource(picture: Picture, name: str, devices: Sequence[Device]) -> dict[str, Any]:
-    offer = picture.offers.get(name) or Offer("device-plugin", "It is not offered yet.")
+    offer = picture.offers.get(name) or Offer("none", "It is not offered yet.")
     return _without_none(
         {
             "name": _cut(name, 128),

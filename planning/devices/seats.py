@@ -107,7 +107,7 @@ def _settled(gpus: _Node, groups: list[_Group], held: Mapping[str, Seat], busy: 
             seats.setdefault(seat.id, seat)
     meant = {(seat.id, frozenset(seat.cards)) for group in groups for seat in group.seats()}
     waiting += [
-        f"Seat {seat.id} ({gpus.told(seat.cards)}) is configured no more: it stays until the pod that holds it ends."
+        f"Seat {seat.id} ({gpus.told(seat.cards)}) is no longer configured: it stays until the pod that holds it ends."
         for seat in sorted(held.values(), key=_order)
         if (seat.id, frozenset(seat.cards)) not in meant
     ]

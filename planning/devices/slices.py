@@ -89,13 +89,14 @@ def slices(
     taints: bool = True,
     roots: Mapping[str, str] | None = None,
     owner: str = "",
+    simulated: bool = False,
 ) -> list[Object]:
     """The ResourceSlices of a node, without their pool's generation (see `changes`); none where there are no devices.
 
     `taints`: whether the API server keeps a device's taints. Where it does, a device that is not well has one; where
     not, it is left out. Either way no other device moves to another slice, so that one card's trouble is one write.
     `cards` by id; `roots` by card id: the PCIe root complex (pci0000:3a). `owner` is the UID of the Node object, with
-    which the slices go.
+    which the slices go. `simulated` devices have an attribute of that name; others have none.
     """
     everything = [device for resource in sorted(offered) for device in sorted(offered[resource], key=_by_id)]
     named = names(device.id for device in everything)
@@ -106,6 +107,8 @@ def slices(
         devices = [
             _device(named[device.id], device, cards, roots or {}) for device in chunk if taints or device.healthy
         ]
+        for device in devices if simulated else ():
+            device["attributes"]["simulated"] = {"bool": True}
         metadata: Object = {"name": _slice_name(node, index)}
         if owner:
             reference = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": owner, "controller": True}

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -27,9 +28,11 @@ from temporalio import workflow
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
+from berth import node_process
 from berth.install import manifests
 from berth.process import ProcessOptions, connect_temporal
 from images.credentials import Credentials
+from nodeworkers.devices.service import DeviceService
 from nodeworkers.ledger import Ledger
 from nodeworkers.rpc import csi_pb2
 from planning.caches.node_status import status_name
@@ -59,7 +62,7 @@ DEAD = "127.0.0.1:1"  # nobody listens there
 
 
 @contextmanager
-def node_process(folder: Path, name: str, kubeconfig: Path, temporal: str, *more: str) -> Iterator[Process]:
+def berth_node(folder: Path, name: str, kubeconfig: Path, temporal: str, *more: str) -> Iterator[Process]:
     """`berth node` with everything of its own below `folder`."""
     health, metrics = choose(["health", "metrics"], {}).values()
     log = (folder / "log").open("a")
@@ -152,7 +155,7 @@ def folder() -> Iterator[Path]:
 
 
 async def test_the_kubelet_is_answered_while_everything_else_is_away(folder: Path) -> None:
-    with node_process(folder, "node-1", dead_cluster(folder / "config"), DEAD) as node:
+    with berth_node(folder, "node-1", dead_cluster(folder / "config"), DEAD) as node:
         assert await node.probe()
         await node.says(503, "Temporal cannot be reached: Failed client connect", "its GPUs are simulated")
         assert node.process.poll() is None
@@ -161,12 +164,54 @@ async def test_the_kubelet_is_answered_while_everything_else_is_away(folder: Pat
         assert "berth-node stopped on request" in node.log
 
 
+async def test_devices_are_served_while_caches_are_put_in_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, over, sweeping, swept = asyncio.Event(), asyncio.Event(), threading.Event(), threading.Event()
+
+    def put_in_order(*_: object) -> list[str]:
+        sweeping.set()
+        assert swept.wait(DEADLINE)
+        return []
+
+    async def run(_: DeviceService) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            over.set()
+
+    monkeypatch.setattr(node_process, "put_in_order", put_in_order)
+    monkeypatch.setattr(DeviceService, "run", run)
+    health, metrics = choose(["health", "metrics"], {}).values()
+    options = ProcessOptions(
+        kubeconfig=dead_cluster(folder / "config"), temporal_address=DEAD, bind="127.0.0.1", health_port=health,
+        metrics_port=metrics,
+    )  # fmt: skip
+    made = node_process.NodeOptions("n", folder / "berth", folder / "kubelet", 1 << 30, 1 << 24)
+    serving = asyncio.create_task(node_process.serve(options, made, traced=False))
+    socket = folder / "kubelet" / "plugins" / "csi.tkm.io" / "csi.sock"
+    try:
+        async with asyncio.timeout(DEADLINE):
+            await begun.wait()
+            await asyncio.to_thread(sweeping.wait, DEADLINE)
+            assert not socket.exists(), "mounts wait for the caches"
+            swept.set()
+            while not socket.exists():
+                assert not serving.done(), serving.result()
+                await asyncio.sleep(0.01)
+        assert not over.is_set()
+    finally:
+        swept.set()
+        serving.cancel()
+        await asyncio.wait([serving])
+    assert over.is_set() and serving.cancelled()
+
+
 async def test_what_is_wrong_with_temporals_configuration_is_told_and_ends_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TEMPORAL_TLS_CLIENT_CERT_PATH", str(folder / "no-such-file"))
     monkeypatch.setenv("TEMPORAL_TLS_CLIENT_KEY_PATH", str(folder / "no-such-file"))
-    with node_process(folder, "node-1", dead_cluster(folder / "config"), DEAD) as node:
+    with berth_node(folder, "node-1", dead_cluster(folder / "config"), DEAD) as node:
         await node.says(503, "Temporal cannot be reached: ", "no-such-file")
         assert await node.probe()
         assert node.ends() == 0
@@ -175,7 +220,7 @@ async def test_what_is_wrong_with_temporals_configuration_is_told_and_ends_nothi
 async def test_a_second_process_says_who_is_in_the_way(folder: Path) -> None:
     ledger = Ledger(folder / "berth")
     try:
-        with node_process(folder, "node-1", dead_cluster(folder / "config"), DEAD) as node:
+        with berth_node(folder, "node-1", dead_cluster(folder / "config"), DEAD) as node:
             assert node.process.wait(DEADLINE) == 1
             assert "Another berth node uses the ledger" in node.log
     finally:
@@ -318,7 +363,7 @@ async def _one_life(there: Cluster, host: str, folder: Path, publisher: Publishe
 
     address = there.stack.endpoints.temporal_address
     more = ("--temporal-namespace", there.stack.endpoints.temporal_namespace)
-    with node_process(folder, name, config, address, *more) as node:
+    with berth_node(folder, name, config, address, *more) as node:
         await node.says(200, "its GPUs are simulated")
         report = await there.errand(PREPARE, order(1))
         assert (report.outcome, report.reason) == ("retrying", "PullSecretNotGranted"), report
@@ -350,13 +395,13 @@ async def _one_life(there: Cluster, host: str, folder: Path, publisher: Publishe
         node.process.kill()
         node.process.wait(DEADLINE)
     # SIGKILL lost nothing, and without Temporal the kubelet is still told that the cache is there.
-    with node_process(folder, name, config, DEAD) as node:
+    with berth_node(folder, name, config, DEAD) as node:
         assert await node.probe()
         assert node.ends() == 0
     ledger = Ledger(folder / "berth")
     assert [(row.state, row.serves, row.epoch) for row in ledger.caches()] == [("Ready", digest, 2)]
     ledger.close()
-    with node_process(folder, name, config, address, *more) as node:
+    with berth_node(folder, name, config, address, *more) as node:
         report = await there.errand(REMOVE, NodeTask(ref, name, NodeOrder(3, "remove")))
         assert report.outcome == "removed", report
         there.stack.kubectl("wait", "--for=delete", "tritonkernelcachenodestatus/" + status_name("llama", name), "-n",

@@ -8,9 +8,11 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -18,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nodeworkers import ledger as ledger_module
+from nodeworkers import ledger_disk
 from nodeworkers.ledger import FILE, MIGRATIONS, Ledger, LedgerError, Mount
 from planning.caches.volumes import NodeCache
 
@@ -246,6 +249,83 @@ def test_the_ledger_holds_against_a_copy_that_was_left(reopen: Open) -> None:
     ledger = reopen()
     assert ledger.caches() == [CACHE] and not stray.exists()
     assert (ledger.folder / "caches" / "c-1.json").exists()
+
+
+def test_nobody_waits_while_a_cache_is_put_on_a_slow_disk(reopen: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = reopen()
+    begun, goes_on = threading.Event(), threading.Event()
+    fsync = os.fsync
+
+    def slow(file: int) -> None:
+        begun.set()
+        assert goes_on.wait(60)
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    putting = threading.Thread(target=lambda: ledger.put_cache(CACHE))
+    putting.start()
+    done = threading.Event()
+
+    def answer() -> None:
+        with ledger.transaction():
+            ledger.put_mount(MOUNT)
+        assert ledger.cache(CACHE.uid) == CACHE, "and reads what is written already"
+        done.set()
+
+    answering = threading.Thread(target=answer)
+    try:
+        assert begun.wait(60)
+        answering.start()
+        assert done.wait(60), "who answers the kubelet waits for the copy of a cache"
+    finally:
+        goes_on.set()
+        putting.join()
+        answering.join()
+    assert (ledger.folder / "caches" / f"{CACHE.uid}.json").exists()
+
+
+def test_copies_follow_the_ledger_whoever_writes_last(reopen: Open) -> None:
+    ledger = reopen()
+    states = ("Pending", "Ready", "Failed")
+
+    def put(state: Any) -> None:
+        for number in range(20):
+            ledger.put_cache(replace(CACHE, state=state, size_bytes=number))
+
+    threads = [threading.Thread(target=put, args=(state,)) for state in states]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    before = (ledger.folder / "caches" / f"{CACHE.uid}.json").read_bytes()
+    assert orjson.loads(before)["state"] == (ledger.cache(CACHE.uid) or CACHE).state
+    (ledger.folder / "caches" / f"{CACHE.uid}.json").write_bytes(before.replace(b'"size_bytes":', b'"size_bytes":1'))
+    ledger = reopen()
+    assert (ledger.folder / "caches" / f"{CACHE.uid}.json").read_bytes() == before, "a copy that lags is put right"
+
+
+def test_a_copy_that_cannot_be_written_is_said_and_the_ledger_has_the_cache(reopen: Open) -> None:
+    ledger = reopen()
+    (ledger.folder / "caches" / f"{CACHE.uid}.new").mkdir()
+    with pytest.raises(
+        LedgerError, match=r"The copy of a cache cannot be written to .*c-1\.new: Is a directory\. Make"
+    ):
+        ledger.put_cache(CACHE)
+    assert ledger.cache(CACHE.uid) == CACHE
+    (ledger.folder / "caches" / f"{CACHE.uid}.new").rmdir()
+    assert reopen().caches() == [CACHE]
+    assert (ledger.folder / "caches" / f"{CACHE.uid}.json").exists()
+
+
+def test_the_ledgers_log_is_moved_into_it_beside_those_who_write(reopen: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_disk, "_WRITES", 10)
+    ledger = reopen()
+    before, deadline, number = ledger.path.stat().st_size, time.monotonic() + 60, 0
+    while ledger.path.stat().st_size == before:
+        assert time.monotonic() < deadline, "the log only grows"
+        number += 1
+        ledger.put_mount(replace(MOUNT, volume_id=f"csi-{number}"))
+    assert ledger.volumes() == number
 
 
 def test_a_file_of_something_else_is_set_aside(reopen: Open) -> None:

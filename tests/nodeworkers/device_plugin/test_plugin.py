@@ -173,7 +173,7 @@ async def test_a_core_that_cannot_tell_ends_the_stream_with_a_sentence(
         raise OSError("no ledger")
 
     monkeypatch.setattr(devices, "offered", broken)
-    with pytest.raises(grpc.aio.AioRpcError, match=f"cannot tell its {N150}.*no ledger"):
+    with pytest.raises(grpc.aio.AioRpcError, match=f"cannot list its {N150}.*no ledger"):
         await kubelet.watch().read()
     await until(lambda: plugin.streams == 0)
 

@@ -12,7 +12,7 @@ import pytest
 
 from nodeworkers.device_plugin import podresources as module
 from nodeworkers.device_plugin.podresources import PodResources
-from nodeworkers.devices.holdings import Holding, PodResourcesError
+from nodeworkers.devices.holdings import Claimed, Holding, PodResourcesError
 from nodeworkers.rpc import podresources_pb2 as messages
 from nodeworkers.sockets import handler
 
@@ -76,6 +76,50 @@ async def test_who_has_which_device(tmp_path: Path) -> None:
     assert told == (
         Holding("default", "pod-0", "main", "nvidia.com/gpu", f"GPU-{0:030d}-{0:020d}"),
         Holding("default", "pod-1", "main", "nvidia.com/gpu", f"GPU-{1:030d}-{0:020d}"),
+    )
+    await server.stop(grace=None)
+
+
+def listed(*names: str) -> messages.ListPodResourcesResponse:
+    return messages.ListPodResourcesResponse(pod_resources=[messages.PodResources(name=name) for name in names])
+
+
+@pytest.mark.parametrize(
+    ("names", "knows"),
+    [((), False), (("etcd-node-1",), False), (("etcd-node-1", "proxy-x7f2a"), True), (("proxy-x7f2a",), True)],
+)
+async def test_a_list_without_a_pod_of_the_api_servers_does_not_say_that_it_knows_them(
+    tmp_path: Path, names: tuple[str, ...], knows: bool
+) -> None:
+    server = await serve(tmp_path / "k.sock", SimulatedLister(listed(*names)))
+    assert (await PodResources(tmp_path / "k.sock", "node-1").pods()).knows is knows
+    await server.stop(grace=None)
+
+
+async def test_who_has_which_device_of_a_claim(tmp_path: Path) -> None:
+    def resource(name: str, *cdi: str, driver: str = "devices.kyb.ai", pool: str = "node-1") -> messages.ClaimResource:
+        names = [messages.CDIDevice(name=each) for each in cdi]
+        return messages.ClaimResource(cdi_devices=names, driver_name=driver, pool_name=pool, device_name=name)
+
+    claims = [
+        messages.DynamicResource(
+            claim_name="a",
+            claim_resources=[
+                resource("other", "gpu.example.com/claim=x-0", driver="gpu.example.com"),
+                resource("tt-1", "berth.dev/tenstorrent=tt-1", "devices.kyb.ai/claim=0af3-77-0"),
+                resource("tt-2"),
+                resource("tt-9", pool="node-9"),
+            ],
+        ),
+        messages.DynamicResource(claim_name="b", claim_resources=[resource("tt-3", "berth.dev/tenstorrent=tt-3")]),
+    ]
+    container = messages.ContainerResources(name="main", dynamic_resources=claims)
+    pod = messages.PodResources(name="trainer", namespace="team-a", containers=[container])
+    server = await serve(tmp_path / "k.sock", SimulatedLister(messages.ListPodResourcesResponse(pod_resources=[pod])))
+    assert (await PodResources(tmp_path / "k.sock", "node-1").pods()).claimed == (
+        Claimed("team-a", "trainer", "main", "tt-1", "0af3-77"),
+        Claimed("team-a", "trainer", "main", "tt-2", "0af3-77"),
+        Claimed("team-a", "trainer", "main", "tt-3", ""),
     )
     await server.stop(grace=None)
 

@@ -285,6 +285,9 @@ async def test_what_the_kubelet_does_not_advertise_is_registered_anew(
         await until(lambda: of(supervisor).registrations == 2 and of(supervisor).serving)
         await kubelet.until({N150: 4})
         assert await supervisor.check() == ()
+        kubelet.healthy[N150] = frozenset((simulated(4)[0].id,))
+        (sentence,) = await supervisor.check()
+        assert sentence.startswith(f"The kubelet advertises 1 device of {N150}, and 4 devices should be; it lacks ")
 
 
 async def test_it_looks_by_itself(

@@ -114,7 +114,7 @@ def test_a_folder_that_cannot_be_had_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["nvidia.com/gpu", "berth.dev/", "berth.dev/../x", "berth.dev/a/b", "berth.dev", ""])
 def test_a_kind_that_is_not_ours_is_refused(tmp_path: Path, kind: str) -> None:
-    with pytest.raises(CdiError, match=r"is no kind of berth\.dev"):
+    with pytest.raises(CdiError, match=r"is not a kind of berth\.dev"):
         CdiFiles(tmp_path / "cdi").write({kind: _document(kind), TENSTORRENT: DOCUMENTS[TENSTORRENT]})
     assert _listed(tmp_path / "cdi") == ["berth.dev-tenstorrent.json"] and _listed(tmp_path) == ["cdi"]
 

@@ -15,7 +15,7 @@ import pytest
 from nodeworkers.devices import core as module
 from nodeworkers.devices.cdi_files import CdiFiles
 from nodeworkers.devices.core import Core, FrontEnds
-from nodeworkers.devices.holdings import Holding, Holdings, PodResourcesError
+from nodeworkers.devices.holdings import Holding, Holdings, Listed, PodResourcesError
 from nodeworkers.devices.profiles import Profiles
 from nodeworkers.devices.records import Records
 from nodeworkers.ledger import Ledger
@@ -48,10 +48,10 @@ class Kubelet:
 
     held: list[Holding] | None = field(default_factory=list)
 
-    async def list(self) -> list[Holding]:
+    async def pods(self) -> Listed:
         if self.held is None:
             raise PodResourcesError("The kubelet is away.")
-        return self.held
+        return Listed(tuple(self.held), knows=True)
 
 
 @dataclass
@@ -72,8 +72,9 @@ class Rig:
         self.ledger = Ledger(self.folder / "ledger")
         records = Records(self.ledger)
         self.holdings = Holdings(
-            self.kubelet, records, lambda _: True, lambda _: None, lambda: self.now, lambda: self.now
-        )
+            self.kubelet, records, lambda _: True, lambda _: None, lambda: self.now, lambda: self.now,
+            kept=set[str], by_name=lambda name: self.core.by_name(name), prepared=lambda claim: False,
+        )  # fmt: skip
         self.profiles = Profiles(None, "n", self.folder / "ledger", self.seats)
         self.core = Core(
             records, self.holdings, self.profiles, CdiFiles(self.cdi),
@@ -191,7 +192,7 @@ async def test_what_was_given_is_remembered_and_stays_listed_while_it_is_held(ri
     assert rig.ids() == {"tt-0": True, "tt-1": False, "tt-2": True}
     (gone,) = [each for each in rig.plugin.offered()[N150] if each.id == "tt-1"]
     assert gone.reason == VANISHED
-    with pytest.raises(Refused, match=r"tt-1 cannot be had \(Vanished\)"):
+    with pytest.raises(Refused, match=r"tt-1 is not available \(Vanished\)"):
         rig.plugin.allocate(N150, ["tt-1"])
 
 
@@ -349,6 +350,89 @@ async def test_a_gpu_that_a_pod_has_whole_is_no_groups_meanwhile(rig: Rig) -> No
     rig.dra.release("c")
     await rig.core.settle()
     assert list(rig.ids(SEAT)) == ["kyb-G01-s1", "kyb-G01-s2"]
+
+
+async def test_a_gpu_that_was_replaced_leaves_its_group_to_the_one_in_its_place(rig: Rig) -> None:
+    await rig.look(Sight("nvidia", tuple(GPUS)))
+    await configured(rig, SEATS)
+    # What is gone without another in its place is waited for: the others' numbers may be its own by now.
+    await rig.look(Sight("nvidia", (GPUS[0], *GPUS[2:])))
+    await rig.core.settle()
+    assert rig.ids(SEAT) == {"kyb-G01-s1": False, "kyb-G01-s2": False}
+    # "GPU-z" has the number of GPU-1, which no address is known of.
+    await rig.look(Sight("nvidia", (GPUS[0], replace(GPUS[1], id="GPU-z"), *GPUS[2:])))
+    await rig.core.settle()
+    assert {each.cards for each in rig.plugin.offered()[SEAT]} == {("GPU-0", "GPU-z")} and all(rig.ids(SEAT).values())
+    assert "GPU-1" not in rig.core.state.cards
+
+
+async def test_a_gpu_that_was_replaced_while_a_pod_has_it_stays_until_the_pod_ends(rig: Rig) -> None:
+    await rig.look(Sight("nvidia", tuple(GPUS)))
+    await configured(rig, SEATS)
+    rig.plugin.allocate(SEAT, ["kyb-G01-s1"])
+    await rig.look(Sight("nvidia", (GPUS[0], replace(GPUS[1], id="GPU-z"), *GPUS[2:])))
+    await rig.core.settle()
+    assert {each.cards for each in rig.plugin.offered()[SEAT]} == {("GPU-0", "GPU-1")}
+    for _ in range(3):
+        rig.now += 100
+        await rig.holdings.look()
+        await rig.core.settle()
+    assert {each.cards for each in rig.plugin.offered()[SEAT]} == {("GPU-0", "GPU-z")}
+
+
+async def test_a_group_does_not_wait_for_ever_for_a_gpu_that_has_vanished(rig: Rig) -> None:
+    await rig.look(Sight("nvidia", tuple(GPUS)))
+    await configured(rig, SEATS)
+    await rig.look(Sight("nvidia", (GPUS[0], *GPUS[2:])))
+    rig.now += module.AWAITED
+    await rig.core.settle()
+    assert "GPU-1" in rig.core.state.cards
+    rig.now += 1
+    await rig.core.settle()
+    await rig.core.settle()
+    assert "GPU-1" not in rig.core.state.cards
+    assert "there is no GPU 1" in str(rig.core.state.plan.problems)
+
+
+async def test_cards_that_are_found_well_after_a_start_are_no_news_and_those_that_are_not_are(rig: Rig) -> None:
+    await rig.see(*CARDS)
+    rig.again()
+    rig.core.silent("tenstorrent", "It starts.")
+    await rig.see(*CARDS, tt_2=LOST)
+    assert rig.told == [("tt-2", "Unhealthy", "n150 tt-2 is unhealthy (Detached): Its driver has let go of it.")]
+    rig.told.clear()
+    rig.core.silent("tenstorrent", "Its watcher hangs.")
+    assert rig.told == [
+        (id, "Unknown", f"The health of n150 {id} is unknown (ProviderSilent): Its watcher hangs.")
+        for id in ("tt-0", "tt-1")
+    ]
+    rig.told.clear()
+    await rig.see(*CARDS)
+    assert [(id, state) for id, state, _ in rig.told] == [("tt-0", "Healthy"), ("tt-1", "Healthy")]
+
+
+async def test_a_start_at_which_a_provider_stays_silent_is_news_when_its_cards_are_not_given_out_any_more(
+    rig: Rig,
+) -> None:
+    await rig.see(*CARDS)
+    rig.again()
+    rig.core.silent("tenstorrent", "Its watcher hangs.")
+    assert not rig.told
+    rig.now += SILENT_SECONDS
+    rig.core.silent("tenstorrent", "Its watcher hangs.")
+    assert [(id, state) for id, state, _ in rig.told] == [(each.id, "Unhealthy") for each in CARDS]
+    await rig.see(*CARDS)
+    for _ in range(3):
+        rig.now += 10
+        await rig.see(*CARDS)
+    assert len(rig.told) == 6, "and well again"
+
+
+async def test_devices_are_found_by_their_names_in_dra(rig: Rig) -> None:
+    await rig.look(Sight("nvidia", tuple(GPUS)))
+    assert rig.core.by_name("gpu-2") == ("GPU-2", GPU) and rig.core.by_name("GPU-2") is None
+    await configured(rig, SEATS)
+    assert rig.core.by_name("kyb-g01-s1") == ("kyb-G01-s1", SEAT) and rig.core.by_name("gpu-1") is None
 
 
 async def test_a_provider_that_may_have_missed_some_makes_nobody_forget_them(rig: Rig) -> None:

@@ -5,7 +5,7 @@ disagree somebody is told.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,10 +17,12 @@ from nodeworkers.devices.holdings import (
     GRACE_SECONDS,
     MISSES,
     POLL_SECONDS,
+    Claimed,
     Drift,
     Holder,
     Holding,
     Holdings,
+    Listed,
     PodResourcesError,
 )
 from nodeworkers.devices.records import Records
@@ -34,15 +36,18 @@ class Kubelet:
 
     def __init__(self) -> None:
         self.shown: list[Holding] = []
+        self.claimed: list[Claimed] = []
+        self.knows = True
+        self.kept: set[str] | None = set()
         self.away = ""
         self.hangs = False
 
-    async def list(self) -> Sequence[Holding]:
+    async def pods(self) -> Listed:
         if self.hangs:
             await asyncio.Event().wait()
         if self.away:
             raise PodResourcesError(self.away)
-        return list(self.shown)
+        return Listed(tuple(self.shown), tuple(self.claimed), self.knows)
 
 
 class Rig:
@@ -52,6 +57,7 @@ class Rig:
         self.now = 1000.0
         self.kubelet = Kubelet()
         self.drifts: list[Drift] = []
+        self.prepared: set[str] = set()
         self.ledger = Ledger(folder)
         self.folder = folder
         self.start()
@@ -60,7 +66,9 @@ class Rig:
         self.records = Records(self.ledger)
         self.holdings = Holdings(
             self.kubelet, self.records, lambda resource: resource.startswith("tenstorrent.com/"), self.drifts.append,
-            lambda: self.now, lambda: 1.7e9 + self.now,
+            lambda: self.now, lambda: 1.7e9 + self.now, kept=lambda: self.kubelet.kept,
+            by_name=lambda name: (name.replace("named-", "tt-"), N150) if name.startswith("named-") else None,
+            prepared=self.prepared.__contains__,
         )  # fmt: skip
 
     def restart(self) -> None:
@@ -146,13 +154,13 @@ async def test_a_list_made_before_it_was_given_says_nothing_of_it(rig: Rig) -> N
     await rig.polls(120)
     rig.show()
 
-    async def give_meanwhile() -> Sequence[Holding]:
+    async def give_meanwhile() -> Listed:
         rig.now += 1
         rig.give("tt-1")
-        return []
+        return Listed(knows=True)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(rig.kubelet, "list", give_meanwhile)
+        patched.setattr(rig.kubelet, "pods", give_meanwhile)
         await rig.holdings.look()
     rig.now += 2 * GRACE_SECONDS
     for expected in ({"tt-1"}, set[str]()):
@@ -185,7 +193,7 @@ async def test_while_the_kubelet_is_away_all_stays_as_it_was(rig: Rig, caplog: p
     rig.kubelet.away = "The kubelet does not answer."
     await rig.polls(3600)
     assert rig.holdings.held == before and rig.holdings.problem == "The kubelet does not answer."
-    assert caplog.messages.count("The kubelet does not answer. What was known of it stays.") == 1
+    assert caplog.messages.count("The kubelet does not answer. What was known before still holds.") == 1
     rig.kubelet.away = ""
     rig.show()
     await rig.polls(POLL_SECONDS * MISSES)
@@ -207,12 +215,93 @@ async def test_a_kubelet_that_restarted_between_two_lists_gets_its_time(rig: Rig
     assert not rig.held
 
 
+async def test_a_kubelet_that_cannot_know_its_pods_yet_frees_nothing_that_its_files_have(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig.give("tt-1", "tt-2")
+    rig.show("trainer=tt-1,tt-2")
+    await rig.polls(120)
+    # It is started while the API server is away: its list is empty, its checkpoint is not.
+    rig.holdings.kubelet_restarted()
+    rig.show()
+    rig.kubelet.knows, rig.kubelet.kept = False, {"tt-1"}
+    await rig.polls(POLL_SECONDS)
+    assert rig.held == {"tt-1", "tt-2"}
+    await rig.polls(3600)
+    assert rig.held == rig.on_record() == {"tt-1"}, "what its files lack as well is free"
+    assert sum("does not know its pods" in each for each in caplog.messages) == 1
+    rig.show("static=tt-1")
+    await rig.polls(POLL_SECONDS)
+    rig.show()
+    # Now the API server is back, and the kubelet takes in its pods one after the other.
+    rig.kubelet.knows = True
+    await rig.polls(GRACE_SECONDS - POLL_SECONDS)
+    assert rig.held == {"tt-1"}
+    rig.show("trainer=tt-1")
+    await rig.polls(120)
+    assert rig.held == {"tt-1"}
+    rig.show()
+    rig.kubelet.knows = False
+    await rig.polls(POLL_SECONDS * MISSES)
+    assert not rig.held, "who knew its pods knows that there is none any more"
+
+
+@pytest.mark.parametrize("restart", ["kubelet", "node", "both", "away"])
+async def test_where_a_kubelets_files_do_not_tell_all_stays_until_it_knows_its_pods(rig: Rig, restart: str) -> None:
+    rig.give("tt-1")
+    rig.show("trainer=tt-1")
+    await rig.polls(120)
+    if restart in ("node", "both"):
+        rig.restart()
+    if restart in ("kubelet", "both"):
+        rig.holdings.kubelet_restarted()
+    if restart == "away":
+        rig.kubelet.away = "Away."
+        await rig.polls(POLL_SECONDS)
+        rig.kubelet.away = ""
+    rig.show()
+    rig.kubelet.knows, rig.kubelet.kept = False, None
+    await rig.polls(3600)
+    assert rig.held == {"tt-1"}
+    rig.kubelet.knows = True
+    await rig.polls(GRACE_SECONDS + POLL_SECONDS)
+    assert not rig.held and not rig.on_record()
+
+
+async def test_a_claim_that_is_on_no_record_is_held_by_what_the_kubelet_lists(rig: Rig) -> None:
+    rig.kubelet.claimed = [
+        Claimed("team-a", "trainer", "main", "named-1", "c-1"), Claimed("team-a", "trainer", "main", "named-2", "c-1"),
+        Claimed("team-a", "watcher", "main", "named-3", "c-2"), Claimed("team-a", "old", "main", "named-4"),
+        Claimed("team-a", "other", "main", "unknown", "c-3"),
+    ]  # fmt: skip
+    rig.prepared.add("c-2")  # to look at it, whoever has it
+    await rig.polls(POLL_SECONDS)
+    assert rig.held == rig.on_record() == {"tt-1", "tt-2", "tt-4"}
+    assert {each.device_id for each in rig.drifts if each.kind == "NotGiven"} == rig.held
+    assert "tt-1 (tenstorrent.com/n150) by the claim c-1, and this node has no record" in rig.drifts[0].message
+    rig.restart()
+    await rig.polls(POLL_SECONDS)
+    assert rig.held == {"tt-1", "tt-2", "tt-4"} and len(rig.drifts) == 3, "it is on record now"
+    assert rig.holdings.held["tt-1"] == Holder(N150, "team-a", "trainer", ("main",), "c-1", shown=True)
+    # It is given back while the kubelet makes its list: that is not held anew.
+    rig.records.forget(["tt-1", "tt-2"], "c-1")
+    rig.holdings.released("c-1")
+    await rig.polls(POLL_SECONDS)
+    assert rig.held == {"tt-4"}
+    rig.kubelet.claimed = []
+    await rig.polls(GRACE_SECONDS + POLL_SECONDS)
+    assert not rig.held and not rig.on_record()
+    # A claim may be prepared again.
+    rig.give("tt-1", claim="c-1")
+    assert rig.held == {"tt-1"}
+
+
 async def test_a_kubelet_that_hangs_is_away(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(holdings_module, "_ANSWER_SECONDS", 0.05)
     rig.give("tt-1")
     rig.kubelet.hangs = True
     await rig.holdings.look()
-    assert rig.holdings.problem == "The kubelet did not tell within 0.05 s who holds which device."
+    assert rig.holdings.problem == "The kubelet did not say within 0.05 s who holds which device."
     assert rig.held == {"tt-1"}
 
 

@@ -1,5 +1,5 @@
 """The DRA driver with simulated devices as a process of its own, which a test may kill:
-`python -m tests.nodeworkers.dra.dra_process FOLDER KUBELET_ROOT NODE KUBECONFIG`.
+`python -m tests.nodeworkers.dra.dra_process FOLDER KUBELET_ROOT NODE KUBECONFIG CDI_FOLDER`.
 
 FOLDER/ill holds the ids of devices that are not well. Who holds what is forgotten with the process: the record of
 prepared claims is what is looked at here.
@@ -39,10 +39,10 @@ async def ailing(devices: SimulatedDevices, file: Path) -> None:
         await asyncio.sleep(0.1)
 
 
-async def main(folder: Path, kubelet_root: Path, node: str, kubeconfig: Path) -> None:
+async def main(folder: Path, kubelet_root: Path, node: str, kubeconfig: Path, cdi: Path) -> None:
     devices = SimulatedDevices(*whole(CARDS), SEAT)
     async with await KubeClient.connect(kubeconfig) as kube:
-        driver = Driver(Places(kubelet_root, folder), node, kube, devices, lambda: CARDS, None)
+        driver = Driver(Places(kubelet_root, folder, cdi), node, kube, devices, lambda: CARDS, None)
         ended = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
         await driver.start()
@@ -58,4 +58,4 @@ async def main(folder: Path, kubelet_root: Path, node: str, kubeconfig: Path) ->
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO)
-    asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], Path(sys.argv[4])))
+    asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], Path(sys.argv[4]), Path(sys.argv[5])))

@@ -131,7 +131,7 @@ async def test_each_claim_is_refused_for_its_own_reason(rig: Rig) -> None:
     assert errors[2].startswith(f"The device tt-z is not on the node {NODE} any more.")
     assert errors[3].startswith("The ResourceClaim team-a/old is another one by now")
     assert errors[4].startswith("There is no ResourceClaim team-a/nobody")
-    assert errors[5].startswith("The kubelet asked for no ResourceClaim")
+    assert errors[5].startswith("What the kubelet asked for is not a ResourceClaim")
     assert rig.devices.held == {A.id: good["uid"]}, "a claim gets all its devices or none"
     assert len(rig.driver.claims) == 1
 
@@ -277,7 +277,7 @@ def everything(folder: Path) -> list[Path]:
 async def test_no_uid_leads_out_of_the_folder(rig: Rig, tmp_path: Path, uid: str) -> None:
     before = everything(tmp_path)
     asked = rig.claim("c", result("cards", A.id), uid=uid)
-    assert "is no UID of a ResourceClaim" in (await rig.kubelet.prepare(asked)).claims[uid].error
+    assert "is not a UID of a ResourceClaim" in (await rig.kubelet.prepare(asked)).claims[uid].error
     assert rig.devices.held == {}
     assert (await rig.kubelet.unprepare(asked)).claims[uid].error == ""
     assert everything(tmp_path) == before

@@ -10,15 +10,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from berth.install import manifests
-from nodeworkers.dra.prepared import CDI_KIND
+from planning.devices.claims import CDI_KIND
 from planning.devices.slices import UNHEALTHY
-from stack import Stack, UpOptions
+from stack import Stack, UpOptions, cdi_folder
 from stack.node_images import BUSYBOX
 from stack.realnode import unavailable
 from tests.nodeworkers.dra.dra_process import IDS, SEAT
@@ -31,7 +30,6 @@ pytestmark = [
     pytest.mark.skipif(bool(unavailable()), reason=unavailable() or "possible"),
 ]
 MakeStack = Callable[..., Stack]
-CDI = Path("/var/run/cdi")  # where containerd looks
 
 
 def pod(name: str, resources: dict[str, Any], *claims: dict[str, Any], script: str = "true") -> dict[str, Any]:
@@ -66,11 +64,13 @@ class Node:
         self.stack = stack
         self.kubelet = stack.layout.root / "node" / "kubelet"
         self.folder = stack.layout.root / "node" / "berth"
+        self.cdi = cdi_folder(stack.layout.root)  # where its containerd looks
         self.folder.mkdir(parents=True, exist_ok=True)
         self.process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        arguments = [str(self.folder), str(self.kubelet), NODE, str(self.stack.endpoints.kubeconfig("admin"))]
+        kubeconfig = self.stack.endpoints.kubeconfig("admin")
+        arguments = [str(self.folder), str(self.kubelet), NODE, str(kubeconfig), str(self.cdi)]
         with (self.folder / "log").open("a") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tests.nodeworkers.dra.dra_process", *arguments],
@@ -136,7 +136,7 @@ class Node:
         return sorted(each["health"] for status in told for each in status.get("resources", ()))
 
     def specs(self) -> set[str]:
-        return {file.name for file in CDI.glob(f"{CDI_KIND.replace('/', '-')}_*")}
+        return {file.name for file in self.cdi.glob(f"{CDI_KIND.replace('/', '-')}_*")}
 
 
 @pytest.fixture
@@ -149,8 +149,6 @@ def node(make_stack: MakeStack) -> Iterator[Node]:
         yield made
     finally:
         made.kill()
-        for file in CDI.glob(f"{CDI_KIND.replace('/', '-')}_*"):
-            file.unlink()
 
 
 def test_pods_get_devices_by_claim_and_by_resource_name(node: Node) -> None:
@@ -209,7 +207,7 @@ def test_pods_get_devices_by_claim_and_by_resource_name(node: Node) -> None:
 
     # The driver is killed and the CDI specs are gone, as after a reboot: the pods go on, and what is prepared still is.
     node.kill()
-    for file in CDI.glob(f"{CDI_KIND.replace('/', '-')}_*"):
+    for file in node.cdi.glob(f"{CDI_KIND.replace('/', '-')}_*"):
         file.unlink()
     node.stack.kubectl("delete", "pod", "second", "waiting", "--wait=false")
     node.start()

@@ -90,15 +90,15 @@ def test_a_seat_says_which_it_is_and_on_which_gpus() -> None:
 @pytest.mark.parametrize(
     ("asked", "resource", "why"),
     [
-        (("ill",), N150, "ill cannot be had (Detached): Its driver has let go of it."),
-        (("nobody",), N150, "nobody is no tenstorrent.com/n150 of this node"),
-        (("GPU-0",), N150, "GPU-0 is no tenstorrent.com/n150 of this node"),
+        (("ill",), N150, "ill is not available (Detached): Its driver has let go of it."),
+        (("nobody",), N150, "This node offers no tenstorrent.com/n150 called nobody."),
+        (("GPU-0",), N150, "This node offers no tenstorrent.com/n150 called GPU-0."),
         (("gone",), N150, "The cards of gone are not on this node any more"),
         (("kyb-G10-s1", "kyb-G10-s2"), SEAT, "A container has one seat, and 2 of kyb.ai/gpu-2x-seat were asked for"),
         (("bare",), N150, "tt-bare has no device node on this node"),
-        (("both",), N150, "What a container needs for tenstorrent.com/n150 of nvidia and tenstorrent is unknown"),
-        (("amd",), "amd.com/gpu", "What a container needs for amd.com/gpu of amd is unknown"),
-        (("empty",), "amd.com/gpu", "What a container needs for amd.com/gpu of nobody is unknown"),
+        (("both",), N150, "It is unknown what a container needs for tenstorrent.com/n150 of nvidia and tenstorrent."),
+        (("amd",), "amd.com/gpu", "It is unknown what a container needs for amd.com/gpu of amd."),
+        (("empty",), "amd.com/gpu", "It is unknown what a container needs for amd.com/gpu of nobody."),
         ((), N150, "No device of tenstorrent.com/n150 was asked for"),
     ],
 )

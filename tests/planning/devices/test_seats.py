@@ -146,7 +146,7 @@ def test_a_held_seat_stays_though_nothing_configures_it_any_more() -> None:
         assert mine in after.seats and [seat for seat in after.seats if seat.group == "G23"] == [mine]
         assert {"GPU-0002", "GPU-0003"} <= after.withheld
         assert after.waiting == (
-            "Seat kyb-G23-s2 (GPUs 2 and 3) is configured no more: it stays until the pod that holds it ends.",
+            "Seat kyb-G23-s2 (GPUs 2 and 3) is no longer configured: it stays until the pod that holds it ends.",
         )
 
 

@@ -104,6 +104,12 @@ def test_a_card_says_what_it_is() -> None:
     assert "taints" not in device_of()
 
 
+def test_what_is_simulated_says_so_and_nothing_else_does() -> None:
+    (body,) = slices("node-1", {"a/b": devices(2)}, {}, simulated=True)
+    assert [each["attributes"]["simulated"] for each in body["spec"]["devices"]] == [{"bool": True}] * 2
+    assert "simulated" not in device_of()["attributes"]
+
+
 def test_a_tenstorrent_card_has_its_asic_id_and_an_unknown_address_is_not_told() -> None:
     card = replace(GPU, id="tt-0100014511703001", vendor="tenstorrent", address="somewhere", memory_mib=0)
     body = device_of(card)
