@@ -57,7 +57,12 @@ def test_each_account_may_do_with_kernel_caches_what_it_does_and_no_more() -> No
         **{f"{each}/status": {"patch"} for each in on_nodes},
     }
     assert verbs("berth-worker", "storage.k8s.io") == {"csinodes": {"list", "watch"}}
-    assert verbs("berth-worker", "")["nodes"] == {"get", "list", "watch"}
+    assert verbs("berth-worker", "")["nodes"] == {
+        "get",
+        "list",
+        "watch",
+        "patch",
+    }  # labels alone: deploy/policies/nodes.yaml
 
 
 def test_no_account_may_read_a_pull_secret_unless_it_was_granted() -> None:
