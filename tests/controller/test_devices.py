@@ -92,12 +92,12 @@ async def test_while_temporal_is_away_a_poke_stays_due(monkeypatch: pytest.Monke
     world = World(monkeypatch)
     world.temporal.away = UNAVAILABLE
     running = asyncio.create_task(world.watch.run())
-    world.says("n", 4, seats={"seats": 4})
+    world.put(world.watch.seat_profiles, "p", 4)
     await until(lambda: bool(world.watch.trouble))
     world.says("n", 6, seats={"seats": 5})
     world.temporal.away = None
     await until(lambda: bool(world.temporal.started))
-    assert world.temporal.started[0][1] == Poke({"nodedevices": 6})
+    assert world.temporal.started[0][1] == Poke({"gpuseatprofiles": 4, "nodedevices": 6})
     await until(lambda: not world.watch.trouble)
     running.cancel()
 
