@@ -28,10 +28,12 @@ from kube.resources import (
     GPUMODELPROFILES,
     GPUQUOTAS,
     GPURESERVATIONS,
+    GPUSEATPROFILES,
     GPUWORKLOADS,
     JOBS,
     KERNELCACHEPOLICIES,
     NAMESPACES,
+    NODEDEVICES,
     NODES,
     PODS,
     RESOURCECLAIMS,
@@ -45,6 +47,7 @@ from planning.caches.trust import Policy
 from planning.caches.volumes import DRIVER
 from planning.caches.warmth import CacheUse, WarmNodes, cache_use
 from planning.devices import counted
+from planning.devices.fleet import NodeDevicesView, SeatStanding, node_devices_view, seat_standing
 from planning.model import Defaults, JobView, NodeView, PodView, QuotaView, Snapshot, WorkloadView
 from planning.naming import JOB_SELECTOR, STRATEGY_ANNOTATION
 from planning.places import amiss
@@ -198,6 +201,8 @@ class ClusterCache:
         self.claims: Reflector[tuple[counted.Device, ...]] = Reflector(
             client, RESOURCECLAIMS, project=counted.claim_view, optional=True, on_change=self._offer_changed
         )
+        self.node_devices: Reflector[NodeDevicesView] = Reflector(client, NODEDEVICES, project=node_devices_view)
+        self.seat_profiles: Reflector[SeatStanding] = Reflector(client, GPUSEATPROFILES, project=seat_standing)
         self.namespaces: Reflector[tuple[str, str]] = Reflector(client, NAMESPACES, project=namespace_strategy)
         self.settings_map: Reflector[dict[str, Any]] = Reflector(
             client,
@@ -231,6 +236,8 @@ class ClusterCache:
             "resourceslices": self.slices,
             "deviceclasses": self.device_classes,
             "resourceclaims": self.claims,
+            "nodedevices": self.node_devices,
+            "gpuseatprofiles": self.seat_profiles,
             "configmaps": self.settings_map,
         }
 

@@ -1,11 +1,12 @@
-"""Puts berth's own objects into a cluster: CRDs, RBAC, admission policies, the CSI driver, settings, webhooks. For
-`berth up`, the demo and the tests.
+"""Puts berth's own objects into a cluster: CRDs, RBAC, admission policies, the CSI driver, DeviceClasses, settings,
+webhooks. For `berth up`, the demo and the tests.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ import yaml
 from crds.settings import SETTINGS_KEY, SETTINGS_NAME, SETTINGS_NAMESPACE
 from kube.client import KubeClient
 from kube.errors import AlreadyExists, NotFound, Unavailable
-from kube.resources import CONFIGMAPS, CRDS, GPUMODELPROFILES, GPUWORKLOADS, Resource, resource_for
+from kube.resources import CONFIGMAPS, CRDS, DEVICECLASSES, GPUMODELPROFILES, GPUWORKLOADS, Resource, resource_for
+
+log = logging.getLogger(__name__)
 
 _HERE = Path(__file__).parent
 FIELD_MANAGER = "berth-install"
@@ -39,7 +42,8 @@ def manifests(folder: str) -> list[dict[str, Any]]:
 async def install(
     kube: KubeClient, *, settings: dict[str, Any] | None = None, webhooks: str | None = None, timeout: float = 60.0
 ) -> None:
-    """Applies CRDs, RBAC, policies and the CSIDriver by server-side apply, and waits until the CRDs are served.
+    """Applies CRDs, RBAC, policies, the CSIDriver and the DeviceClasses by server-side apply, and waits until the CRDs
+    are served. A cluster without resource.k8s.io/v1 gets no DeviceClasses, which a warning says.
 
     Existing settings are left alone; `settings` replaces them where given. `webhooks` is the address at which the API
     server finds the controller's webhooks, if it does. Raises KubeError with what was refused.
@@ -50,6 +54,7 @@ async def install(
         await kube.apply(
             resource_for(manifest), metadata["name"], metadata.get("namespace"), manifest, field_manager=FIELD_MANAGER
         )
+    await _apply_device_classes(kube)
     body = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -63,6 +68,19 @@ async def install(
             await kube.create(CONFIGMAPS, body, SETTINGS_NAMESPACE)
     for kind in (GPUWORKLOADS, GPUMODELPROFILES):
         await _served(kube, kind, timeout)
+
+
+async def _apply_device_classes(kube: KubeClient) -> None:
+    """All else works without them: nodes of such a cluster offer their devices by device plugin."""
+    try:
+        for manifest in manifests("dra"):
+            await kube.apply(DEVICECLASSES, manifest["metadata"]["name"], None, manifest, field_manager=FIELD_MANAGER)
+    except NotFound:
+        log.warning(
+            "the DeviceClasses of deploy/dra are not installed, for this cluster does not serve %s (Kubernetes 1.34 "
+            "and newer do): its nodes can offer devices by device plugin only; install again after an upgrade",
+            DEVICECLASSES.api_version,
+        )
 
 
 def webhook_manifests(address: str) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker, WorkerDeploymentConfig
 
 from activities.cache import ClusterCache
+from activities.devices import DeviceShows
 from activities.forecasts import Forecasts
 from activities.heartbeats import BEAT
 from activities.kernel_caches import KernelCaches
@@ -40,6 +41,7 @@ from berth.version import DEPLOYMENT, build_id
 from controller.outage import ANSWER, TEMPORAL_AWAY, reason
 from kube.client import KubeClient
 from kube.events import EventRecorder
+from workflows.devices import Devices
 from workflows.gpuworkload import GPUWorkload
 from workflows.kernel_cache import KernelCache
 from workflows.node import Node
@@ -121,10 +123,11 @@ def build_worker(
     orders = Orders(cache, kube, temporal, events)
     caches = KernelCaches(cache, kube, temporal, events)
     nodes = NodeLooks(kube, temporal)
+    devices = DeviceShows(cache, kube, events)
     return Worker(
         temporal,
         task_queue=TASK_QUEUE,
-        workflows=[Placement, GPUWorkload, Provisioning, KernelCache, NodeKernelCache, Node],
+        workflows=[Placement, GPUWorkload, Provisioning, KernelCache, NodeKernelCache, Node, Devices],
         activities=[
             planner.decide,
             placements.carry_out,
@@ -136,6 +139,7 @@ def build_worker(
             caches.look,
             caches.tell,
             nodes.look,
+            devices.show,
         ],
         workflow_runner=UnsandboxedWorkflowRunner(),
         max_cached_workflows=CACHED_WORKFLOWS,

@@ -22,6 +22,7 @@ from activities.cache import LIVE_PODS, ByOwner
 from activities.tracing import workload_span
 from controller import sweep
 from controller.caches import CacheWatch
+from controller.devices import DeviceWatch
 from controller.digests import (
     JobDigest,
     NodeDigest,
@@ -99,6 +100,7 @@ class Controller:
             on_change=self._request_changed,
         )
         self.caches = CacheWatch(kube, temporal)
+        self.devices = DeviceWatch(kube, temporal, pool=pool)
         # Of live pods only their going matters here (it frees a place), so their metadata is enough.
         self.pods: Reflector[str] = Reflector(
             kube, PODS, project=_pod_name, field_selector=LIVE_PODS, metadata_only=True, on_change=self._pod_changed
@@ -114,6 +116,7 @@ class Controller:
             "gpuquotas": self.quotas,
             "gpureservations": self.reservations,
             **self.caches.reflectors,
+            **self.devices.reflectors,
         }
 
     @property
@@ -123,7 +126,8 @@ class Controller:
     @property
     def temporal_away(self) -> str:
         """Why Temporal cannot be reached, as far as anybody tried; '' while it answers."""
-        return self._temporal_away or self.caches.trouble or ("" if self.poker.reachable else "it takes no pokes")
+        known = self._temporal_away or self.caches.trouble or self.devices.trouble
+        return known or ("" if self.poker.reachable else "it takes no pokes")
 
     @property
     def tasks(self) -> tuple[asyncio.Task[None], ...]:
@@ -139,6 +143,7 @@ class Controller:
                 self._tasks.append(group.create_task(self._watch_requests(), name="watch of provisioningrequests"))
                 self._tasks.append(group.create_task(self.poker.run(), name="pokes"))
                 self._tasks.append(group.create_task(self.caches.run(), name="pokes of kernel caches"))
+                self._tasks.append(group.create_task(self.devices.run(), name="pokes about devices"))
                 self._tasks.append(group.create_task(self._sweeps(), name="sweeps"))
                 self._tasks.append(group.create_task(self._expiries(), name="expiries"))
         finally:
@@ -146,6 +151,7 @@ class Controller:
                 timer.cancel()
             await self.poker.flush(FLUSH)
             await self.caches.flush(FLUSH)
+            await self.devices.flush(FLUSH)
 
     async def _watch_requests(self) -> None:
         while not await self._has_requests():
@@ -204,6 +210,7 @@ class Controller:
         self._concern(route, "gpuworkloads", self.workloads.newest)
         self._concern(route, "jobs", self.jobs.newest)
         self.caches.sweep()
+        self.devices.sweep()
         tidied = await sweep.tidy_tombstones(self._kube, self.workloads.items, jobs, followed)
         log.info("sweep: %d workloads poked, %d leftovers removed", len(route.workloads), tidied)
 
@@ -275,6 +282,7 @@ class Controller:
         self._tell(on_node(change.old, change.new, jobs_on), "nodes", change.resource_version)
         if self.synced:
             self.caches.node_changed(change.old, change.new, change.resource_version)
+            self.devices.node_changed(change.old, change.new, change.resource_version)
 
     def _pod_changed(self, change: Change[str]) -> None:
         if change.new is None:

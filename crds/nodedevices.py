@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, StrictBool, StrictStr
 
-from crds.gpuworkload import Count, CRDModel, Int, ObjectName, Time
+from crds.gpuworkload import Count, CRDModel, Int, LabelKey, LabelValue, ObjectName, Time
 
 KIND = "NodeDevices"
 PLURAL = "nodedevices"
@@ -18,6 +18,7 @@ MOST_CARDS = 256  # shown; a node that had more would show the first, those with
 MOST_DEVICES = 512  # shown, those that are held or have trouble before others
 MOST_RESOURCES = 32
 MOST_PROBLEMS = 16
+MOST_LABELS = 64
 MOST_TOPOLOGY = 16  # cards between which it is drawn
 
 Short = Annotated[StrictStr, Field(max_length=128)]
@@ -102,6 +103,9 @@ class SeatConfiguration(CRDModel):
     groups: Count
     seats: Count
     problems: Annotated[list[Sentence], Field(max_length=MOST_PROBLEMS)] | None = None
+    waiting: Annotated[list[Sentence], Field(max_length=MOST_PROBLEMS)] | None = Field(
+        default=None, description="What waits for pods that run."
+    )
 
 
 class NodeDevicesStatus(CRDModel):
@@ -129,3 +133,6 @@ class NodeDevicesStatus(CRDModel):
         default=None, description="Of up to 16 cards: such as NV4, SYS.", json_schema_extra=_keyed("card")
     )
     seats: SeatConfiguration | None = None
+    labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=MOST_LABELS)] | None = Field(
+        default=None, description="What the labels of its Node are to tell of its devices; berth's worker writes them."
+    )

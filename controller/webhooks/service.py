@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -22,10 +22,21 @@ from crds.settings import SETTINGS_NAME, SETTINGS_NAMESPACE, Settings
 from kube.client import KubeClient
 from kube.errors import KubeError
 from kube.reflector import Change, Reflector
-from kube.resources import CONFIGMAPS, DEVICECLASSES, GPUQUOTAS, GPURESERVATIONS, NAMESPACES, NODES, SECRETS
+from kube.resources import (
+    CONFIGMAPS,
+    DEVICECLASSES,
+    GPUQUOTAS,
+    GPURESERVATIONS,
+    NAMESPACES,
+    NODES,
+    RESOURCESLICES,
+    SECRETS,
+)
+from planning.accelerators import seat_size
 from planning.admission import Installation
-from planning.devices.prefer_group import SeatClass, seat_class
+from planning.devices.prefer_group import DRIVER, SeatClass, seat_class
 from planning.model import NodeView, QuotaView
+from planning.podspecs import mapping, mappings
 from planning.settings import read_settings
 from planning.views import node_view, quota_view, reservation_view
 from planning.windows import ReservationView
@@ -48,7 +59,11 @@ class Webhooks:
         self._settings = Settings()
         # The DeviceClasses of seats; a cluster before 1.34 knows none.
         self.seat_classes: Reflector[SeatClass] = Reflector(kube, DEVICECLASSES, project=seat_class, optional=True)
-        self._preferences = SeatPreferences(kube, self.seat_classes.items.values)
+        # Every cluster has those classes, but not nodes that offer seats by DRA: a claim would wait there for ever.
+        self.seat_slices: Reflector[frozenset[str]] = Reflector(
+            kube, RESOURCESLICES, project=seats_in_slice, optional=True
+        )
+        self._preferences = SeatPreferences(kube, self._offered)
         self.server = Server(
             bind,
             port,
@@ -92,7 +107,13 @@ class Webhooks:
             "configmaps": self.settings_map,
             "secrets": self.secret,
             "deviceclasses": self.seat_classes,
+            "resourceslices": self.seat_slices,
         }
+
+    def _offered(self) -> Iterable[SeatClass]:
+        """The classes of those seats that some node offers by DRA."""
+        offered = frozenset[str]().union(*self.seat_slices.items.values())
+        return [each for each in self.seat_classes.items.values() if each.resource in offered]
 
     @property
     def installation(self) -> Installation:
@@ -183,6 +204,19 @@ def _quota(raw: dict[str, Any]) -> QuotaView:
 
 def _reservation(raw: dict[str, Any]) -> ReservationView:
     return reservation_view({**raw, "status": {}})
+
+
+def seats_in_slice(raw: Mapping[str, Any]) -> frozenset[str] | None:
+    """The resources of the seats in a ResourceSlice of berth's; None where it has none."""
+    spec = mapping(raw.get("spec"))
+    if spec.get("driver") != DRIVER:
+        return None
+    found = set()
+    for device in mappings(spec.get("devices")):
+        resource = mapping(mapping(device.get("attributes")).get("resource")).get("string")
+        if isinstance(resource, str) and seat_size(resource):
+            found.add(resource)
+    return frozenset(found) or None
 
 
 def _with_strategy(raw: dict[str, Any]) -> tuple[str, str] | None:

@@ -1,5 +1,6 @@
 """What a node's labels tell of its accelerators: for people and selectors under berth.dev, and for placement under the
-names that vendors use (planning/accelerators.py reads those). For the node's process, which keeps them true.
+names that vendors use (planning/accelerators.py reads those). The node's process says which there are to be, and the
+control plane writes them: a process that could write its Node could do more to it than that.
 
 A label that somebody else set, NVIDIA's feature discovery say, is left to him.
 """
@@ -9,11 +10,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from typing import get_args
+from typing import Any, get_args
 
 from planning.accelerators import AMD, NVIDIA, memory_label
 from planning.devices.cards import Card, Sight, Vendor
 from planning.devices.offering import is_resource
+from planning.podspecs import mapping, mappings
 
 DOMAIN = "berth.dev"
 MIXED = "mixed"  # where the cards of a node differ
@@ -42,8 +44,7 @@ def labels(sights: Iterable[Sight], aliases: Mapping[str, str] | None = None) ->
 
 def changes(there: Mapping[str, str], wanted: Mapping[str, str], mine: Collection[str]) -> dict[str, str | None]:
     """What to write for `wanted` to hold on a node with the labels `there`, None for those to remove. `mine` are the
-    keys outside berth.dev that berth set before, as `kept` said and as has to be remembered over restarts: all others
-    are somebody else's, whatever they say.
+    keys that berth set before, as `owned` tells: all others outside berth.dev are somebody else's, whatever they say.
     """
     written: dict[str, str | None] = {
         key: text
@@ -54,9 +55,21 @@ def changes(there: Mapping[str, str], wanted: Mapping[str, str], mine: Collectio
     return written | dict.fromkeys(gone, None)
 
 
-def kept(there: Mapping[str, str], wanted: Mapping[str, str], mine: Collection[str]) -> list[str]:
-    """The keys outside berth.dev that are berth's once these changes are made: what to hand in as `mine` next time."""
-    return sorted(key for key in wanted if not key.startswith(_OURS) and (key in mine or key not in there))
+def owned(node: Mapping[str, Any], manager: str) -> frozenset[str]:
+    """The labels of a Node, as the API server has it, that `manager` wrote and nobody has changed since. The API server
+    remembers it (metadata.managedFields), so berth need not.
+    """
+    entries = mappings(mapping(node.get("metadata")).get("managedFields"))
+    fields = (mapping(each.get("fieldsV1")) for each in entries if each.get("manager") == manager)
+    labels = (mapping(mapping(each.get("f:metadata")).get("f:labels")) for each in fields)
+    return frozenset(str(key).removeprefix("f:") for each in labels for key in each if key != ".")
+
+
+def admitted(asked: Mapping[Any, Any]) -> dict[str, str]:
+    """Of the labels that a node asks for those that tell of accelerators: its process may be in wrong hands, and other
+    labels decide which pods come to a node.
+    """
+    return {key: text for key, text in asked.items() if _tells(key) and isinstance(text, str) and value(text) == text}
 
 
 def value(text: str) -> str:
@@ -111,6 +124,13 @@ def _least(cards: Iterable[Card]) -> str:
 
 def _is_ours(key: str, mine: Collection[str]) -> bool:
     return key.startswith(_OURS) or key in mine
+
+
+def _tells(key: object) -> bool:
+    if not isinstance(key, str) or not _is_key(key) or "kubernetes.io/" in key or "k8s.io/" in key:
+        return False
+    resource = key.removesuffix(".memory")
+    return key.startswith(_OURS) or key in _PRODUCT.values() or (resource != key and is_resource(resource))
 
 
 def _is_key(key: str) -> bool:

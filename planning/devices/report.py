@@ -15,6 +15,7 @@ from crds.nodedevices import (
     KIND,
     MOST_CARDS,
     MOST_DEVICES,
+    MOST_LABELS,
     MOST_PROBLEMS,
     MOST_RESOURCES,
     MOST_TOPOLOGY,
@@ -69,18 +70,21 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Seats:
-    """Which seats were asked for, by what, and what stands against them."""
+    """Which seats were asked for, by what, what stands against them, and what waits for pods that run."""
 
     source: str
     generation: int
     groups: int
     seats: int
     problems: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """All that a node knows of its devices. `devices` by resource; `holders` by device id; `offers` by resource."""
+    """All that a node knows of its devices. `devices` by resource; `holders` by device id; `offers` by resource;
+    `labels`: those that its Node is to have (planning/devices/labels.py), None as long as nobody knows.
+    """
 
     cards: Sequence[Card] = ()
     health: Mapping[str, CardHealth] = field(default_factory=dict)
@@ -91,6 +95,7 @@ class Picture:
     problems: Sequence[str] = ()
     seats: Seats | None = None
     simulated: bool = False
+    labels: Mapping[str, str] | None = None
 
 
 def document(node: str, node_uid: str) -> dict[str, Any]:
@@ -124,6 +129,7 @@ def status(picture: Picture, now: float) -> dict[str, Any]:
         "resources": _distinct([_resource(picture, name, each) for name, each in _first(picture.devices)], "name"),
         "topology": _topology(picture),
         "seats": _seats(picture.seats),
+        "labels": None if picture.labels is None else dict(sorted(picture.labels.items())[:MOST_LABELS]),
     }
     model = NodeDevicesStatus.model_validate({key: value for key, value in raw.items() if value not in (None, [])})
     return model.model_dump(by_alias=True, exclude_none=True)
@@ -244,6 +250,7 @@ def _seats(seats: Seats | None) -> dict[str, Any] | None:
             "groups": seats.groups,
             "seats": seats.seats,
             "problems": [_cut(each, 512) for each in seats.problems[:MOST_PROBLEMS]] or None,
+            "waiting": [_cut(each, 512) for each in seats.waiting[:MOST_PROBLEMS]] or None,
         }
     )
 

@@ -36,6 +36,7 @@ def test_an_installed_berth_finds_its_manifests_and_its_trace(installed: Path) -
         "tritonkernelcachenodestatuses", "tritonkernelcaches",
     ]  # fmt: skip
     assert install.manifests("rbac") and install.manifests("policies") and install.manifests("csi")
+    assert install.manifests("dra")
     assert trace.default_folder().is_relative_to(installed)
 
 

@@ -57,7 +57,12 @@ def test_each_account_may_do_with_kernel_caches_what_it_does_and_no_more() -> No
         **{f"{each}/status": {"patch"} for each in on_nodes},
     }
     assert verbs("berth-worker", "storage.k8s.io") == {"csinodes": {"list", "watch"}}
-    assert verbs("berth-worker", "")["nodes"] == {"get", "list", "watch"}
+    assert verbs("berth-worker", "")["nodes"] == {
+        "get",
+        "list",
+        "watch",
+        "patch",
+    }  # labels alone: deploy/policies/nodes.yaml
 
 
 def test_no_account_may_read_a_pull_secret_unless_it_was_granted() -> None:
@@ -81,3 +86,21 @@ def test_a_node_gets_settings_by_name_and_no_more() -> None:
         if each["kind"] == "RoleBinding" and "berth-node" in [subject["name"] for subject in each["subjects"]]
     ]
     assert [roles[name] for name in bound] == [[{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get"]}]]
+
+
+def test_a_node_writes_events_about_nodes_and_no_others() -> None:
+    folder = MANIFEST.parent
+    documents = [each for file in sorted(folder.glob("*.yaml")) for each in yaml.safe_load_all(file.read_text())]
+    bound = {
+        (each["roleRef"]["kind"], each["roleRef"]["name"])
+        for each in documents
+        if each["kind"].endswith("Binding") and "berth-node" in [subject["name"] for subject in each["subjects"]]
+    }
+    writing = [
+        (each["kind"], each["metadata"].get("namespace"), rule["apiGroups"], rule["verbs"])
+        for each in documents
+        if (each["kind"], each["metadata"]["name"]) in bound
+        for rule in each["rules"]
+        if {"events", "*"} & set(rule["resources"])
+    ]
+    assert writing == [("Role", "default", ["events.k8s.io"], ["create", "patch"])]

@@ -15,9 +15,18 @@ import pytest
 
 from controller.webhooks import service
 from controller.webhooks.material import SECRET_NAME, SECRET_NAMESPACE, Material
-from controller.webhooks.service import DEFAULT, VALIDATE, Webhooks
+from controller.webhooks.service import DEFAULT, PREFER_GROUP, VALIDATE, Webhooks
 from crds.settings import SETTINGS_KEY, SETTINGS_NAME, SETTINGS_NAMESPACE
-from kube.resources import CONFIGMAPS, GPUQUOTAS, GPURESERVATIONS, NAMESPACES, NODES, SECRETS
+from kube.resources import (
+    CONFIGMAPS,
+    DEVICECLASSES,
+    GPUQUOTAS,
+    GPURESERVATIONS,
+    NAMESPACES,
+    NODES,
+    RESOURCESLICES,
+    SECRETS,
+)
 from planning.naming import STRATEGY_ANNOTATION
 from tests.controller.test_app import until
 from tests.controller.webhook_rig import (
@@ -31,6 +40,7 @@ from tests.controller.webhook_rig import (
     trusting,
 )
 from tests.kube.fake_api import FakeApi, Fault
+from tests.planning.devices.test_prefer_group import SEAT, pod
 
 GOOD = fresh()
 
@@ -202,3 +212,25 @@ async def test_a_port_that_is_taken_is_waited_for(api: FakeApi, monkeypatch: pyt
     assert (await ask(webhooks, VALIDATE, question()))["allowed"]
     await until(lambda: webhooks.trouble == "")
     await context.__aexit__(None, None, None)
+
+
+def seat_slice(resource: str, driver: str = "devices.kyb.ai") -> dict[str, Any]:
+    return {"driver": driver, "devices": [{"name": "s1", "attributes": {"resource": {"string": resource}}}]}
+
+
+async def test_a_preferred_group_is_claimed_only_where_some_node_offers_such_seats_by_dra(api: FakeApi) -> None:
+    has_certificate(api)
+    api.put(DEVICECLASSES, "berth-gpu-2x-seat", spec={"extendedResourceName": SEAT})
+    api.put(RESOURCESLICES, "cards", spec=seat_slice("nvidia.com/gpu"))
+    api.put(RESOURCESLICES, "others", spec=seat_slice(SEAT, driver="gpu.example.com"))
+    body = question(kind={"group": "", "version": "v1", "kind": "Pod"}, object=pod())
+    async with running(api) as webhooks:
+        assert "patch" not in await ask(webhooks, PREFER_GROUP, body), "the claim would never be served"
+        api.put(RESOURCESLICES, "seats", spec=seat_slice(SEAT))
+        await until(lambda: bool(webhooks.seat_slices.items))
+        assert "patch" in await ask(webhooks, PREFER_GROUP, body)
+
+
+@pytest.mark.parametrize("spec", [None, 7, {"driver": "devices.kyb.ai", "devices": [3, {"attributes": 1}, {}]}])
+def test_a_slice_that_is_none_has_no_seats(spec: object) -> None:
+    assert service.seats_in_slice({"spec": spec}) is None

@@ -1,5 +1,5 @@
 """Records the histories that test_replay.py replays: `python -m tests.workflows.record`, on stacks of their own; with
-names of plays (scenarios, provisioning, kernel_caches) those alone.
+names of plays (scenarios, provisioning, kernel_caches, devices) those alone.
 
 Every scenario is played on the real control plane; what Temporal recorded is written to histories/, named after the
 scenario and the build, so that histories of older builds stay and go on being replayed.
@@ -19,6 +19,7 @@ from typing import Any
 from temporalio.client import WorkflowHandle
 
 from activities.cache_signatures import NodeState, node_attributes
+from activities.device_signatures import devices_id
 from activities.messages import placement_id, provisioning_id, workload_id
 from activities.signatures import TASK_QUEUE
 from benchmarks.cache_agents import register
@@ -42,6 +43,7 @@ from stack import Endpoints, Lines, Stack, UpOptions
 from tests.application.autoscaler import CLASS, SimulatedAutoscaler, install_kind
 from tests.application.cache_nodes import SimulatedAgent, is_ready, serving
 from tests.application.tenant import Tenant, condition, eventually
+from tests.application.test_devices import COUNT, profile, says, seated, simulated, until_labels, until_ready_is
 
 FOLDER = Path(__file__).parent / "histories"
 
@@ -186,6 +188,19 @@ async def kernel_caches(tenant: Tenant) -> dict[str, str]:
     }
 
 
+async def devices(tenant: Tenant) -> dict[str, str]:
+    """A fleet of one node that serves a GPUSeatProfile, refuses it and serves it again."""
+    node = await simulated(tenant, "a")
+    name = await profile(tenant)
+    await until_ready_is(tenant, name, "Pending", 0)
+    await says(tenant, node, seats=seated(tenant, problems=["Group G29 is refused."]), labels={COUNT: "8"})
+    await until_ready_is(tenant, name, "Refused", 16)
+    await says(tenant, node, seats=seated(tenant, problems=None))
+    await until_ready_is(tenant, name, "Serving", 16)
+    await until_labels(tenant, node, {COUNT: "8"})
+    return {"devices-shown": devices_id("default")}
+
+
 async def _true(value: bool) -> bool:
     return value
 
@@ -226,7 +241,7 @@ def main() -> None:
         install_kind(endpoints)
         after_up(endpoints, {"provisioning": PROVISIONING})
 
-    plays = ((scenarios, after_up), (provisioning, with_autoscaler), (kernel_caches, after_up))
+    plays = ((scenarios, after_up), (provisioning, with_autoscaler), (kernel_caches, after_up), (devices, after_up))
     for play, install in plays:
         if sys.argv[1:] and play.__name__ not in sys.argv[1:]:
             continue

@@ -18,6 +18,7 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxR
 
 from activities.signatures import LEARN
 from berth.converter import data_converter
+from workflows.devices import Devices
 from workflows.gpuworkload import GPUWorkload
 from workflows.kernel_cache import KernelCache
 from workflows.node import Node
@@ -33,7 +34,7 @@ PASSED_THROUGH = ("crds", "planning", "activities", "pydantic", "pydantic_core",
 
 def replayer() -> Replayer:
     return Replayer(
-        workflows=[Placement, GPUWorkload, Provisioning, KernelCache, NodeKernelCache, Node],
+        workflows=[Placement, GPUWorkload, Provisioning, KernelCache, NodeKernelCache, Node, Devices],
         workflow_runner=SandboxedWorkflowRunner(
             restrictions=SandboxRestrictions.default.with_passthrough_modules(*PASSED_THROUGH)
         ),
@@ -73,6 +74,7 @@ def test_every_workflow_and_every_way_through_it_is_recorded() -> None:
         "nodekernelcache-removed",
         "nodekernelcache-retried",
         "node-changed",
+        "devices-shown",
     } <= names
 
 

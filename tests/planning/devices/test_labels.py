@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from planning.accelerators import gpu_model, memory_mib
 from planning.devices.cards import Card, Sight
-from planning.devices.labels import changes, kept, labels, value
+from planning.devices.labels import admitted, changes, labels, owned, value
 
 GPUS = tuple(
     Card(
@@ -91,7 +91,7 @@ def test_gpus_of_which_all_are_divided_still_tell_their_model() -> None:
 
 def test_what_holds_no_more_is_removed_and_nothing_is_written_twice() -> None:
     before = labels([NVIDIA, TENSTORRENT])
-    mine = kept({}, before, ())
+    mine = before.keys()
     assert changes({"kubernetes.io/hostname": "n"}, before, ()) == before
     assert changes(before, before, mine) == {}
     after = labels([NVIDIA])
@@ -105,10 +105,28 @@ def test_labels_that_somebody_else_set_are_left_to_him() -> None:
     wanted = labels([NVIDIA])
     written = changes(theirs, wanted, ())
     assert not set(theirs) & set(written)
-    mine = kept(theirs, wanted, ())
-    assert mine == [] and changes(theirs | wanted | theirs, {}, mine).keys() == {
+    assert changes(theirs | wanted | theirs, {}, written).keys() == {
         key for key in wanted if key.startswith("berth.dev/")
     }
+
+
+def test_which_labels_are_berths_the_api_server_remembers() -> None:
+    def entry(manager: str, *keys: str) -> dict[str, object]:
+        return {"manager": manager, "fieldsV1": {"f:metadata": {"f:labels": {".": {}, **{f"f:{k}": {} for k in keys}}}}}
+
+    managed = [entry("berth-worker", "a.b/c", "d"), entry("nfd", "e"), {"manager": "berth-worker"}, "odd"]
+    assert owned({"metadata": {"managedFields": managed}}, "berth-worker") == {"a.b/c", "d"}
+    assert owned({"metadata": {}}, "berth-worker") == owned({"metadata": None}, "berth-worker") == frozenset()
+
+
+def test_a_node_may_ask_for_labels_that_tell_of_accelerators_and_for_no_others() -> None:
+    good = labels([replace(NVIDIA, cards=(*GPUS, MIG)), TENSTORRENT])
+    bad = {
+        "node-role.kubernetes.io/control-plane": "", "kubernetes.io/hostname": "other", "topology.k8s.io/zone": "a",
+        "x.kubernetes.io/gpu.memory": "1", "x.k8s.io/gpu.memory": "1", "team": "a", "nvidia.com/gpu.deploy": "x",
+        "berth.dev/pool": "a", "berth.dev/nvidia.odd": "no value", "a.b/c.memory": 7, 7: "a", "/": "", ".memory": "1",
+    }  # fmt: skip
+    assert admitted({**good, **bad}) == good
 
 
 def test_a_resource_that_is_none_has_no_label() -> None:

@@ -121,3 +121,11 @@ def test_whatever_drivers_say_the_status_is_valid(
     for kind, key in (("cards", "id"), ("devices", "id"), ("resources", "name"), ("topology", "card")):
         keys = [each[key] for each in told.get(kind, ())]
         assert len(set(keys)) == len(keys), kind
+
+
+def test_labels_and_what_waits_are_told_and_no_labels_are_not_the_same_as_none_known() -> None:
+    seats = Seats("GPUSeatProfile pairs", 1, 1, 4, waiting=("Group G01 waits.",))
+    told = status(Picture(seats=seats, labels={"b": "2", "a": "1"}), 0.0)
+    assert told["seats"]["waiting"] == ["Group G01 waits."] and told["labels"] == {"a": "1", "b": "2"}
+    assert status(Picture(labels={}), 0.0)["labels"] == {} and "labels" not in status(Picture(), 0.0)
+    assert len(status(Picture(labels={f"k{number}": "" for number in range(99)}), 0.0)["labels"]) == 64

@@ -1,0 +1,82 @@
+"""What the control plane makes of all nodes' NodeDevices: each GPUSeatProfile's verdicts, and which labels a node may
+have itself given. For the activity that writes statuses and labels.
+
+A node is believed about its own devices and about nothing else: what it says names no other node, and of the labels it
+asks for only those count that tell of accelerators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from planning.conditions import conditions
+from planning.devices.labels import admitted
+from planning.devices.seat_profiles import SeatProfileView, chosen, seat_profile_view
+from planning.devices.seat_status import Verdict, reported
+from planning.podspecs import mapping
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDevicesView:
+    """What is kept of a NodeDevices. `labels`: None where its node does not say which."""
+
+    node: str
+    seats: Mapping[str, Any]
+    labels: Mapping[str, str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class SeatStanding:
+    """A GPUSeatProfile and what its status shows."""
+
+    view: SeatProfileView
+    status: Mapping[str, Any]
+    resource_version: int
+
+
+def node_devices_view(raw: Mapping[str, Any]) -> NodeDevicesView:
+    """Raises where it lacks what every object has."""
+    status = mapping(raw.get("status"))
+    labels = status.get("labels")
+    return NodeDevicesView(
+        str(raw["metadata"]["name"]),
+        mapping(status.get("seats")),
+        admitted(labels) if isinstance(labels, Mapping) else None,
+    )
+
+
+def seat_standing(raw: Mapping[str, Any]) -> SeatStanding:
+    """Raises where it lacks what every object has."""
+    version = int(raw["metadata"].get("resourceVersion") or 0)
+    return SeatStanding(seat_profile_view(raw), mapping(raw.get("status")), version)
+
+
+def fleet_verdicts(
+    profiles: Sequence[SeatProfileView], nodes: Iterable[NodeDevicesView], labels: Mapping[str, Mapping[str, str]]
+) -> list[Verdict]:
+    """What all nodes make of all GPUSeatProfiles. `labels`: of each node that there is. Only nodes that say something
+    of their devices count: where berth's process does not run, nobody is waited for. One that follows a file follows no
+    GPUSeatProfile.
+    """
+    found: list[Verdict] = []
+    for node in nodes:
+        mine = labels.get(node.node)
+        if mine is not None and not _by_file(node.seats):
+            found += reported(node.node, chosen(profiles, mine), node.seats)
+    return found
+
+
+def news(before: Mapping[str, Any], due: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The conditions that are worth an Event: that it is refused, or why now, and that all of it is served."""
+    shown = {each.get("type"): (each.get("status"), each.get("reason")) for each in conditions(before)}
+    return [
+        each
+        for each in conditions(due)
+        if each["status"] == "True" and shown.get(each["type"]) != (each["status"], each["reason"])
+    ]
+
+
+def _by_file(seats: Mapping[str, Any]) -> bool:
+    return str(seats.get("source") or "").startswith("the file ")
