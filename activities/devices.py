@@ -21,7 +21,7 @@ from kube.client import KubeClient
 from kube.errors import Conflict, KubeError, NotFound, Unavailable
 from kube.events import EventRecorder
 from kube.resources import GPUSEATPROFILES, NODES, ObjectRef
-from planning.devices.fleet import SeatStanding, fleet_verdicts, news
+from planning.devices.fleet import SeatStanding, fleet_verdicts, news, passed_over
 from planning.devices.labels import changes, owned
 from planning.devices.seat_status import Verdict, seat_status
 from planning.model import NodeView
@@ -48,6 +48,7 @@ class DeviceShows:
         self._events = events
         # By a node's UID: what it was to have, and the labels that it had once it did.
         self._settled: dict[str, tuple[Mapping[str, str], Mapping[str, str]]] = {}
+        self._passed_over: set[tuple[str, str]] = set()  # pods and seats of which that was said
 
     @activity.defn(name=SHOW_DEVICES)
     async def show(self, look: DevicesLook) -> DevicesShown:
@@ -55,6 +56,7 @@ class DeviceShows:
         await self._cache.reach(look.fresh, CATCH_UP)
         labelled, left, more = await self._label()
         shown, again = await self._tell()
+        self._tell_preferences()
         said = (
             f"{_counted(shown, 'status', 'statuses')} and the labels of {_counted(labelled, 'node', 'nodes')} written"
         )
@@ -111,6 +113,21 @@ class DeviceShows:
         return bool(delta)
 
     # ---- seats
+
+    def _tell_preferences(self) -> None:
+        """An Event for each pod that has a seat of another group than it prefers; once more by a worker that is new."""
+        found = passed_over(self._cache.node_devices.items.values(), self._cache.pods.items.values())
+        for pod, seat in found:
+            if (pod.uid, seat.id) not in self._passed_over:
+                self._events.record(
+                    regarding=ObjectRef("v1", "Pod", pod.name, pod.namespace, pod.uid),
+                    type="Normal",
+                    reason="OtherGroup",
+                    action="CompareGroups",
+                    note=f"It prefers group {pod.prefers} and has seat {seat.id} of group {seat.group}. "
+                    f"Where seats come by device plugin any may be given; by DRA group {pod.prefers} had none free.",
+                )
+        self._passed_over = {(pod.uid, seat.id) for pod, seat in found}
 
     async def _tell(self) -> tuple[int, float | None]:
         """How many statuses were written, and when to look again for those that could not be."""

@@ -24,6 +24,7 @@ from controller.outage import ANSWER, TEMPORAL_AWAY, reason
 from kube.client import KubeClient
 from kube.reflector import Change, Reflector
 from kube.resources import GPUSEATPROFILES, NODEDEVICES
+from planning.devices.fleet import held_seats
 from planning.podspecs import mapping
 from workflows.placement import newest
 
@@ -140,6 +141,6 @@ def _generation(raw: Mapping[str, Any]) -> int:
 
 
 def _told(raw: Mapping[str, Any]) -> int:
-    """Something that is another where what is shown elsewhere is: not health, nor who holds what."""
+    """Something that is another where what is shown elsewhere is: not health, and of who holds what the seats."""
     status = mapping(raw.get("status"))
-    return hash((repr(status.get("seats")), repr(status.get("labels"))))
+    return hash((repr(status.get("seats")), repr(status.get("labels")), held_seats(raw)))

@@ -52,6 +52,7 @@ class PodView:
     blocked: str = ""  # why the kube-scheduler could not bind it, in its words
     index: int = -1  # which of its Job's pods it is; -1 unless they are numbered
     gated: bool = False  # the kube-scheduler leaves it alone until berth has told it its node
+    prefers: str = ""  # the group of GPUs on which it would have its seat
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from crds.gpuquota import GPUQuotaSpec
 from crds.gpureservation import GPUReservationSpec
 from crds.gpuworkload import MAX_INT32, GPUWorkloadSpec, serialised_size
 from planning.accelerators import AMD, NVIDIA, gpu_counts, gpu_model, known_as, memory_mib, seat_size
+from planning.devices.prefer_group import preferred_group
 from planning.model import (
     TOMBSTONES,
     Ended,
@@ -125,6 +126,7 @@ def pod_view(raw: object, gpu_resource: str) -> PodView | None:
         blocked=blocked,
         index=pod_index(meta),
         gated=is_gated(spec),
+        prefers=preferred_group(meta),
     )
 
 

@@ -2,7 +2,7 @@
 have itself given. For the activity that writes statuses and labels.
 
 A node is believed about its own devices and about nothing else: what it says names no other node, and of the labels it
-asks for only those count that tell of accelerators.
+asks for only those count that tell of accelerators. Here it is found, too, which pods would rather have another seat.
 """
 
 from __future__ import annotations
@@ -11,11 +11,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from planning.accelerators import seat_size
 from planning.conditions import conditions
 from planning.devices.labels import admitted
 from planning.devices.seat_profiles import SeatProfileView, chosen, seat_profile_view
 from planning.devices.seat_status import Verdict, reported
-from planning.podspecs import mapping
+from planning.model import PodView
+from planning.podspecs import mapping, mappings
+
+
+@dataclass(frozen=True, slots=True)
+class HeldSeat:
+    """A seat that a pod holds, by the word of its node."""
+
+    id: str
+    group: str
+    namespace: str
+    pod: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +37,7 @@ class NodeDevicesView:
     node: str
     seats: Mapping[str, Any]
     labels: Mapping[str, str] | None
+    held: tuple[HeldSeat, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +57,33 @@ def node_devices_view(raw: Mapping[str, Any]) -> NodeDevicesView:
         str(raw["metadata"]["name"]),
         mapping(status.get("seats")),
         admitted(labels) if isinstance(labels, Mapping) else None,
+        held_seats(raw),
     )
+
+
+def held_seats(raw: Mapping[str, Any]) -> tuple[HeldSeat, ...]:
+    """Of a NodeDevices."""
+    found = []
+    for device in mappings(mapping(raw.get("status")).get("devices")):
+        holder = mapping(device.get("heldBy"))
+        words = device.get("id"), device.get("group"), holder.get("namespace"), holder.get("pod")
+        told = [each for each in words if isinstance(each, str) and each]
+        if len(told) == len(words) and seat_size(str(device.get("resource"))):
+            found.append(HeldSeat(*told))
+    return tuple(found)
+
+
+def passed_over(nodes: Iterable[NodeDevicesView], pods: Iterable[PodView]) -> list[tuple[PodView, HeldSeat]]:
+    """The pods that hold a seat of another group than they prefer. A node is believed about pods that it runs."""
+    prefer = {(pod.node, pod.namespace, pod.name): pod for pod in pods if pod.prefers}
+    if not prefer:
+        return []
+    return [
+        (pod, seat)
+        for view in nodes
+        for seat in view.held
+        if (pod := prefer.get((view.node, seat.namespace, seat.pod))) is not None and pod.prefers != seat.group
+    ]
 
 
 def seat_standing(raw: Mapping[str, Any]) -> SeatStanding:

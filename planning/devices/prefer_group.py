@@ -59,6 +59,12 @@ def seat_class(raw: object) -> SeatClass | None:
     return SeatClass(name, resource)
 
 
+def preferred_group(meta: Mapping[str, Any]) -> str:
+    """The group that a pod of this metadata prefers; '' for none, and for what cannot be a group's name."""
+    group = mapping(meta.get("annotations")).get(ANNOTATION)
+    return group if isinstance(group, str) and _GROUP.fullmatch(group) else ""
+
+
 def preference(pod: object, classes: Iterable[SeatClass]) -> Preference | None:
     """What the pod prefers, if that can be granted; None: it is taken as it comes.
 
@@ -66,9 +72,8 @@ def preference(pod: object, classes: Iterable[SeatClass]) -> Preference | None:
     ask for several seats, which is refused later by whoever hands them out.
     """
     whole = mapping(pod)
-    annotations = mapping(mapping(whole.get("metadata")).get("annotations"))
-    group = annotations.get(ANNOTATION)
-    if not isinstance(group, str) or not _GROUP.fullmatch(group):
+    group = preferred_group(mapping(whole.get("metadata")))
+    if not group:
         return None
     known = {each.resource: each for each in classes}
     spec = mapping(whole.get("spec"))

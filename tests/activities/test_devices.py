@@ -14,7 +14,7 @@ from activities.cache import ClusterCache
 from activities.device_signatures import DevicesLook, DevicesShown
 from activities.devices import AGAIN, MANAGER, SOON, DeviceShows
 from kube.errors import Unavailable
-from kube.resources import GPUSEATPROFILES, NODEDEVICES, NODES
+from kube.resources import GPUSEATPROFILES, NODEDEVICES, NODES, PODS
 from tests.crds.test_gpuseatprofile import spec
 from tests.kube.fake_api import FakeApi
 
@@ -42,8 +42,15 @@ class World:
         entries = [{"manager": MANAGER, "operation": "Update", "fieldsV1": fields}] if managed else []
         self.api.put(NODES, name, metadata={"labels": labels or {}, "managedFields": entries})
 
-    def says(self, node: str, seats: dict[str, Any] | None = None, labels: dict[str, str] | None = None) -> None:
-        status = {key: value for key, value in (("seats", seats), ("labels", labels)) if value is not None}
+    def says(
+        self,
+        node: str,
+        seats: dict[str, Any] | None = None,
+        labels: dict[str, str] | None = None,
+        devices: list[dict[str, Any]] | None = None,
+    ) -> None:
+        told = ("seats", seats), ("labels", labels), ("devices", devices)
+        status = {key: value for key, value in told if value is not None}
         self.api.put(NODEDEVICES, node, spec={"nodeName": node}, status=status)
 
     def profile(self, name: str = "pairs", **more: Any) -> None:
@@ -68,7 +75,7 @@ class World:
 
     async def caught_up(self) -> None:
         async with asyncio.timeout(20):
-            for resource in (NODES, NODEDEVICES, GPUSEATPROFILES):
+            for resource in (NODES, NODEDEVICES, GPUSEATPROFILES, PODS):
                 reflector = self.cache.reflectors[resource.plural]
                 wanted = {
                     each["metadata"]["uid"]: int(each["metadata"]["resourceVersion"])
@@ -225,3 +232,34 @@ async def test_an_api_server_that_is_away_is_for_temporal_to_try_again(world: Wo
     world.api.faults.clear()
     await world.look()
     assert world.status()["conditions"][0]["reason"] == "NoNodes"
+
+
+async def test_a_pod_with_a_seat_of_another_group_than_it_prefers_is_told_once(world: World) -> None:
+    def pod(name: str, prefers: str, node: str = "n") -> None:
+        meta = {"annotations": {"kyb.ai/prefer-group": prefers}}
+        world.api.put(PODS, name, "ns", metadata=meta, spec={"nodeName": node}, status={"phase": "Running"})
+
+    def seat(group: str, number: int, holder: str) -> dict[str, Any]:
+        held = {"namespace": "ns", "pod": holder, "container": "server"}
+        return {
+            "id": f"kyb-{group}-s{number}", "resource": "kyb.ai/gpu-2x-seat", "group": group, "heldBy": held
+        }  # fmt: skip
+
+    pod("right", "G01")
+    pod("wrong", "G23")
+    pod("elsewhere", "G23", node="m")
+    held = [seat("G01", number, name) for number, name in enumerate(("right", "wrong", "elsewhere", "unknown"), 1)]
+    world.says("n", serving(), devices=held)
+    await world.look()
+    ((name, type, reason, note),) = world.events.events
+    assert (name, type, reason) == ("wrong", "Normal", "OtherGroup")
+    assert note.startswith("It prefers group G23 and has seat kyb-G01-s2 of group G01.")
+    await world.look()
+    assert len(world.events.events) == 1
+    world.says("n", serving(), devices=[])
+    await world.look()
+    world.says("n", serving(), devices=[seat("G45", 1, "wrong")])
+    await world.look()
+    assert [note.partition(".")[0] for *_, note in world.events.events[1:]] == [
+        "It prefers group G23 and has seat kyb-G45-s1 of group G45"
+    ]

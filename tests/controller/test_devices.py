@@ -57,6 +57,13 @@ def test_only_what_is_shown_elsewhere_is_news(monkeypatch: pytest.MonkeyPatch) -
     for version, change in enumerate(({"seats": {"seats": 5}}, {"labels": {"a": "2"}}, {"seats": None}), 3):
         world.says("n", version, **{"seats": {"seats": 4}, "labels": {"a": "1"}} | change)
         assert world.due == {"nodedevices": version}
+    same = {"seats": None, "labels": {"a": "1"}}
+    card = {"id": "GPU-1", "resource": "nvidia.com/gpu", "heldBy": {"namespace": "ns", "pod": "p"}}
+    world.says("n", 6, **same, devices=[card])
+    assert world.due is None
+    seat = {**card, "id": "kyb-G01-s1", "resource": "kyb.ai/gpu-2x-seat", "group": "G01"}
+    world.says("n", 7, **same, devices=[card, seat])
+    assert world.due == {"nodedevices": 7}, "its pod may prefer another group"
     world.watch.node_devices._remove("n", 9)
     assert world.due == {"nodedevices": 9}
 

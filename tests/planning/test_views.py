@@ -124,6 +124,14 @@ def pod(phase: str, **spec: Any) -> dict[str, Any]:
     return {"metadata": meta, "spec": spec, "status": {"phase": phase}}
 
 
+def test_a_pod_may_prefer_a_group_of_gpus() -> None:
+    for said, prefers in (("G01", "G01"), ("no group!", ""), (7, "")):
+        raw = pod("Running")
+        raw["metadata"]["annotations"] = {"kyb.ai/prefer-group": said}
+        view = pod_view(raw, GPU)
+        assert view is not None and view.prefers == prefers
+
+
 def test_ended_pods_hold_nothing_and_terminating_ones_do() -> None:
     assert pod_view(pod("Succeeded"), GPU) is None and pod_view(pod("Failed"), GPU) is None
     raw = pod("Running", nodeName="n", containers=[{"resources": {"limits": {GPU: "2"}}}])

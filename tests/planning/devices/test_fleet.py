@@ -43,9 +43,15 @@ def test_an_event_is_worth_what_became_true() -> None:
     assert [each["reason"] for each in news(first, second)] == ["Serving"] and news(second, second) == []
 
 
-@given(anything, anything, st.dictionaries(st.text(max_size=9), anything, max_size=3))
-def test_whatever_stands_in_a_status_is_read(seats: Any, labels: Any, more: dict[str, Any]) -> None:
-    raw = {"metadata": {"name": "n", "uid": "u"}, "status": {**more, "seats": seats, "labels": labels}}
+_DEVICE = st.fixed_dictionaries(
+    {}, optional={"id": anything, "group": anything, "resource": st.just("kyb.ai/gpu-2x-seat"), "heldBy": anything}
+)
+
+
+@given(anything, anything, st.lists(_DEVICE | anything), st.dictionaries(st.text(max_size=9), anything, max_size=3))
+def test_whatever_stands_in_a_status_is_read(seats: Any, labels: Any, devices: Any, more: dict[str, Any]) -> None:
+    said = {**more, "seats": seats, "labels": labels, "devices": devices}
+    raw = {"metadata": {"name": "n", "uid": "u"}, "status": said}
     read = node_devices_view(raw)
     verdicts = fleet_verdicts([view("pairs")], [read], {"n": {}})
     seat_status(view("pairs"), seat_standing(raw).status, verdicts, 1.0)
