@@ -46,6 +46,10 @@ class Machine:
             return {}
         return raw
 
+    def listed(self, kind: str, *arguments: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(self.stack.kubectl("get", kind, *arguments, "-o", "json"))["items"]
+        return found
+
     def until(self, what: str, seen: Callable[[], bool], seconds: float = 60.0) -> None:
         deadline = time.monotonic() + seconds
         while not seen():
@@ -91,7 +95,7 @@ def pod(name: str, resource: str, count: int = 1, script: str = "sleep 100000", 
     }
 
 
-def seats(*groups: tuple[str, list[int]], per_group: int = 2, size: int = 2) -> dict[str, Any]:
+def seats(*groups: tuple[str, Sequence[int | str]], per_group: int = 2, size: int = 2) -> dict[str, Any]:
     """A GPUSeatProfile."""
     profile = {
         "name": "pair", "resource": f"kyb.ai/gpu-{size}x-seat", "groupSize": size, "seatsPerGroup": per_group
