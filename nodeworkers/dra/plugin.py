@@ -23,14 +23,16 @@ from nodeworkers.dra.prepared import Given, Part, Prepared, PreparedClaims, edit
 from nodeworkers.ledger import LedgerError
 from nodeworkers.rpc import dra_pb2
 from planning.devices.claims import CDI_KIND, Portion, Result, cdi_device, portions, results
-from planning.devices.offers import Refused
+from planning.devices.offers import Held, Refused
 
 RESOURCECLAIMS: Final = Resource("resource.k8s.io", "v1", "resourceclaims", "ResourceClaim", True)
 READ_SECONDS: Final = 10.0
 """How long the API server has for a claim; the kubelet waits 45 s for the whole call."""
 
 READY_SECONDS: Final = 30.0
-"""How long cards have to be made ready; with READ_SECONDS it is less than the 45 s of the kubelet."""
+"""How long it may take until the last holder's containers have ended and cards are made ready; with READ_SECONDS it is
+less than the 45 s of the kubelet, which tries again only after a minute or more.
+"""
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +48,7 @@ class Plugin:
         self._kube, self._node, self._devices, self._claims = kube, node, devices, claims
         self._turn = asyncio.Lock()  # claims come one after the other to the ledger, as the kubelet's admissions do
         self._under_way: dict[str, asyncio.Task[Prepared]] = {}
+        self._given_back = asyncio.Event()  # another one each time
         self._beside = Beside()
 
     async def NodePrepareResources(
@@ -111,11 +114,10 @@ class Plugin:
         known = self._claims.get(asked.uid)
         if known is not None:
             return known
+        until = asyncio.get_running_loop().time() + READY_SECONDS
         try:
-            async with self._turn:
-                parts = portions(given, self._devices.offered())
-                prepared = self._allocate(asked, parts)
-            await self._make_ready(asked, parts)  # cards that are being reset hold up no other claim
+            parts, prepared = await self._allocate_in_turn(asked, given, until)
+            await self._make_ready(asked, parts, until)  # cards that are being reset hold up no other claim
             async with self._turn:
                 await asyncio.to_thread(self._claims.put, prepared)
         except Exception:
@@ -123,7 +125,28 @@ class Plugin:
             raise
         return prepared
 
-    async def _make_ready(self, asked: dra_pb2.Claim, parts: Sequence[Portion]) -> None:
+    async def _allocate_in_turn(
+        self, asked: dra_pb2.Claim, given: Sequence[Result], until: float
+    ) -> tuple[Sequence[Portion], Prepared]:
+        """Waits for claims that are being given back: the scheduler gives their devices away before they are."""
+        while True:
+            given_back = self._given_back
+            try:
+                async with self._turn:
+                    parts = portions(given, self._devices.offered())
+                    return parts, self._allocate(asked, parts)
+            except Held:
+                self._devices.release(asked.uid)
+                try:
+                    async with asyncio.timeout_at(until):
+                        await given_back.wait()
+                except TimeoutError:
+                    pass
+                else:
+                    continue
+                raise
+
+    async def _make_ready(self, asked: dra_pb2.Claim, parts: Sequence[Portion], until: float) -> None:
         mine = [part for part in parts if not part.admin]
 
         def make_ready() -> None:
@@ -131,7 +154,8 @@ class Plugin:
                 self._devices.before_start(part.resource, part.ids)
 
         try:
-            await self._beside.run(f"before_start {asked.uid}", make_ready, READY_SECONDS)
+            left = max(0.0, until - asyncio.get_running_loop().time())
+            await self._beside.run(f"before_start {asked.uid}", make_ready, left)
         except TimeoutError:
             ids = ", ".join(id for part in mine for id in part.ids)
             raise Refused(
@@ -170,6 +194,8 @@ class Plugin:
         async with self._turn:
             await asyncio.to_thread(self._claims.remove, asked.uid)
             self._devices.release(asked.uid)
+        self._given_back.set()
+        self._given_back = asyncio.Event()
 
 
 async def _answered(

@@ -62,3 +62,9 @@ class Refused(Exception):
     """Devices that cannot be had. The text is a sentence for the pod's owner: which, why, what to do. The kubelet fails
     the pod with it, for good.
     """
+
+
+class Held(Refused):
+    """Devices that somebody else has. By DRA that may pass in a moment: a claim is another's as soon as its pod is deleted,
+    and the kubelet gives it back when the pod's containers have ended.
+    """

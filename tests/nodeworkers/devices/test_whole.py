@@ -1,5 +1,6 @@
-"""Simulated devices under a real kubelet, by device plugin: what pods get, what becomes of a card that dies, and that
-neither the kubelet nor berth loses a device when it is killed, time and again, under load.
+"""Simulated devices under a real kubelet, cards and seats by device plugin and GPUs by DRA: what pods get, what becomes
+of a card that dies, and that neither the kubelet nor berth loses a device when either is killed, again and again,
+under load.
 """
 
 from __future__ import annotations
@@ -7,17 +8,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from threading import Event, Thread
+from typing import Any
 
 import pytest
 
 from nodeworkers.device_plugin.podresources import PodResources
-from nodeworkers.devices.holdings import Holding, PodResourcesError
+from nodeworkers.devices.holdings import Listed, PodResourcesError
 from stack import StackError, kubelet_root
 from stack.realnode import unavailable
 from tests.nodeworkers.csi_rig import needs_mounts
-from tests.nodeworkers.devices.whole import CARDS, GPU, N150, SEAT, Machine, machine, pod, seats
+from tests.nodeworkers.devices.whole import CARDS, GPU, N150, SEAT, Machine, claiming, machine, pod, seats, template
 from tests.nodeworkers.pods import NODE
 
 pytestmark = [
@@ -32,11 +34,11 @@ BACK = 5.0  # seconds in which all is back once the kubelet and berth are up
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    patterns = ("tenstorrent.com/*", "nvidia.com/*", "kyb.ai/*")
-    fronts = [part for each in patterns for part in ("--device-plugin", each)]
+    fronts = ("--device-plugin", "tenstorrent.com/*", "--device-plugin", "kyb.ai/*", "--dra", "nvidia.com/*")
     with machine(tmp_path_factory.mktemp("devices"), *fronts) as made:
-        for resource, count in ((N150, 4), (SEAT, 4), (GPU, 4)):
+        for resource, count in ((N150, 4), (SEAT, 4)):
             made.until_allocatable(resource, count)
+        made.until("GPUs are in ResourceSlices", lambda: len(made.by_dra(GPU)) == 4)
         yield made
 
 
@@ -87,9 +89,40 @@ def test_a_card_that_dies_is_told_everywhere_and_comes_back(node: Machine) -> No
     node.remove("holder")
 
 
+def test_gpus_come_through_dra_by_claim_and_by_the_name_that_they_had(node: Machine) -> None:
+    node.apply(template("two", 2))
+    node.apply(claiming("claims", "two"), pod("named", GPU))
+    held: list[str] = []
+    for name, count in (("claims", 2), ("named", 1)):
+        node.until_phase(name)
+        there = set(node.inside(name, "ls /dev").split())
+        mine = {f"nvidia{index}" for index in range(8)} & there
+        assert len(mine) == count and {"nvidiactl", "nvidia-uvm"} <= there
+        assert node.variables(name)["NVIDIA_VISIBLE_DEVICES"] == "void"
+        held += mine
+    assert len(set(held)) == 3 and set(held) <= {f"nvidia{index}" for index in (4, 5, 6, 7)}, "0 to 3 are in groups"
+    assert node.allocatable(GPU) == 0, "what DRA offers does not stand in allocatable"
+
+    def holders() -> set[str]:
+        devices = node.get("nodedevices", NODE)["status"]["devices"]
+        return {each["heldBy"]["pod"] for each in devices if each["resource"] == GPU and "heldBy" in each}
+
+    node.until("who has them is told", lambda: holders() == {"claims", "named"})
+    node.apply(pod("late", GPU, 2))
+    node.until("two more wait", lambda: "cannot allocate all claims" in str(node.status("late").get("conditions")))
+    node.remove("claims", "named")
+    node.until_phase("late")
+    node.remove("late")
+
+
 def test_nothing_is_lost_or_given_twice_when_either_side_is_killed_under_load(node: Machine) -> None:
-    load = Load(node)
-    load.start()
+    node.apply(template("one"))
+    by_plugin = Load("card", node, lambda name, **more: pod(name, N150, **more))
+    by_name = Load("gpu", node, lambda name, **more: pod(name, GPU, **more))
+    by_claim = Load("claim", node, lambda name, **more: claiming(name, "one", **more))
+    loads = (by_plugin, by_name, by_claim)
+    for load in loads:
+        load.start()
     took = []
     try:
         for number in range(2 * KILLS):
@@ -98,12 +131,16 @@ def test_nothing_is_lost_or_given_twice_when_either_side_is_killed_under_load(no
             took.append(asyncio.run(until_all_are_there(node)))
             assert took[-1] <= BACK, f"kill {number} of {victim}: all was back after {took[-1]:.1f} s"
             if number % 4 == 3:  # a kubelet that is killed every few seconds would start no pod at all
-                node.until("pods come and go", load.goes_on, 120)
+                for load in loads:
+                    node.until(f"pods come and go: {load.kind}", load.goes_on, 120)
     finally:
-        load.over.set()
-        load.join(120)
-    print(f"{len(took)} kills; all was back after {max(took):.1f} s at most; {load.ended} pods ran meanwhile")
-    assert not load.trouble, load.trouble
+        for load in loads:
+            load.over.set()
+        for load in loads:
+            load.join(120)
+    ended = {load.kind: load.ended for load in loads}
+    print(f"{len(took)} kills; all was back after {max(took):.1f} s at most; pods ran meanwhile: {ended}")
+    assert not [load.trouble for load in loads if load.trouble]
     node.stack.kubectl("delete", "pod", "-l", "load=yes", "--timeout=120s")
 
 
@@ -154,10 +191,12 @@ def test_a_seat_brings_what_cuda_needs_and_outlives_its_configuration_while_it_i
 
 
 class Load(Thread):
-    """Pods that come one after another, each with a card, and end. `trouble`: those that berth should have saved."""
+    """Pods that come one after another, each with a device, and end. `trouble`: those that berth should have saved."""
 
-    def __init__(self, node: Machine) -> None:
+    def __init__(self, kind: str, node: Machine, make: Callable[..., dict[str, Any]]) -> None:
         super().__init__()
+        self.kind = kind
+        self._make = make
         self.over = Event()
         self.ended = 0
         self.trouble: list[str] = []
@@ -173,10 +212,10 @@ class Load(Thread):
         number = 0
         while not self.over.is_set() and not self.trouble:
             number += 1
-            self._one(f"load{number}")
+            self._one(f"{self.kind}{number}")
 
     def _one(self, name: str) -> None:
-        self._node.apply(pod(name, N150, script="sleep 1", labels={"load": "yes"}))
+        self._node.apply(self._make(name, script="sleep 1", labels={"load": "yes"}))
         deadline = time.monotonic() + 240
         while (status := self._node.status(name)).get("phase") not in ("Succeeded", "Failed"):
             if time.monotonic() > deadline:
@@ -195,16 +234,18 @@ async def until_all_are_there(node: Machine) -> float:
     began = time.monotonic()
     while True:
         try:
-            held, there = await asking.list(), await asking.allocatable()
+            told, there = await asking.pods(), await asking.allocatable()
         except PodResourcesError:
-            held, there = (), {}
-        assert not doubled(held), f"a card in two pods: {held}"
-        if all(len(there.get(resource, ())) == count for resource, count in ((N150, 4), (SEAT, 4), (GPU, 4))):
+            told, there = Listed(), {}
+        assert not doubled(told), f"a card in two pods: {told}"
+        slices = await asyncio.to_thread(node.by_dra, GPU)
+        if len(slices) == 4 and all(len(there.get(resource, ())) == 4 for resource in (N150, SEAT)):
             return time.monotonic() - began
-        assert time.monotonic() - began < 60, there
+        assert time.monotonic() - began < 60, (there, slices)
         await asyncio.sleep(0.1)
 
 
-def doubled(held: tuple[Holding, ...]) -> list[str]:
-    pods = {(each.device_id, each.namespace, each.pod) for each in held}
-    return [device for device, count in Counter(device for device, _, _ in pods).items() if count > 1]
+def doubled(told: Listed) -> list[str]:
+    by_plugin = {(each.device_id, each.namespace, each.pod) for each in told.devices}
+    by_dra = {(each.name, each.namespace, each.pod) for each in told.claimed}
+    return [device for device, count in Counter(device for device, _, _ in by_plugin | by_dra).items() if count > 1]

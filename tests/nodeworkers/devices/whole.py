@@ -66,6 +66,20 @@ class Machine:
         status: dict[str, Any] = self.get("pod", pod).get("status", {})
         return status
 
+    def by_dra(self, resource: str) -> list[str]:
+        """The devices of this resource in the node's ResourceSlices that are well."""
+        found = self.stack.kubectl("get", "resourceslices", "-o", "json", check=False)
+        try:
+            slices = json.loads(found)["items"]
+        except ValueError:
+            return []
+        return [
+            device["name"]
+            for each in slices
+            for device in each["spec"].get("devices") or ()
+            if device["attributes"]["resource"]["string"] == resource and not device.get("taints")
+        ]
+
     def until_phase(self, pod: str, phase: str = "Running", seconds: float = 60.0) -> None:
         self.until(f"{pod} is {phase}", lambda: self.status(pod).get("phase") == phase, seconds)
 
@@ -88,6 +102,25 @@ def pod(name: str, resource: str, count: int = 1, script: str = "sleep 100000", 
         "kind": "Pod",
         "metadata": {"name": name, "namespace": "default", **metadata},
         "spec": {"terminationGracePeriodSeconds": 0, "restartPolicy": "Never", "containers": [container]},
+    }
+
+
+def claiming(name: str, template: str, script: str = "sleep 100000", **metadata: Any) -> dict[str, Any]:
+    """A pod whose container has the claim that is made for it of a ResourceClaimTemplate."""
+    made = pod(name, GPU, script=script, **metadata)
+    made["spec"]["resourceClaims"] = [{"name": "gpus", "resourceClaimTemplateName": template}]
+    made["spec"]["containers"][0]["resources"] = {"claims": [{"name": "gpus"}]}
+    return made
+
+
+def template(name: str, count: int = 1) -> dict[str, Any]:
+    """A ResourceClaimTemplate of so many GPUs."""
+    request = {"name": "gpu", "exactly": {"deviceClassName": "berth-nvidia-gpu", "count": count}}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"spec": {"devices": {"requests": [request]}}},
     }
 
 
