@@ -29,10 +29,9 @@ from nodeworkers.caches.rules import Rules
 from nodeworkers.caches.startup import put_in_order
 from nodeworkers.csi.driver import Driver, Places
 from nodeworkers.devices.service import DeviceOptions, DeviceService
-from nodeworkers.hardware.detected import Detected
-from nodeworkers.hardware.provider import Provider
+from nodeworkers.hardware.amd_smi import AmdSmi
 from nodeworkers.hardware.simulated import Simulated
-from nodeworkers.inventory import Hardware
+from nodeworkers.inventory import WATCHED, Hardware
 from nodeworkers.ledger import Ledger
 from nodeworkers.store import Store
 from planning.caches.orders import INVENTORY, NODE_WORKFLOW, Inventory, node_id, node_queue
@@ -81,13 +80,13 @@ async def serve(options: ProcessOptions, node: NodeOptions, *, traced: bool) -> 
         await driver.start()
         log.info("CSI is served for node %s", node.name)
         try:
-            provider: Provider = Simulated(node.simulated_gpus) if node.simulated_gpus else Detected()
-            hardware = Hardware(provider, ledger.identity)
+            pretended = Hardware(Simulated(node.simulated_gpus), ledger.identity) if node.simulated_gpus else None
+            hardware = pretended or Hardware(AmdSmi(), ledger.identity, WATCHED)
             async with await KubeClient.connect(options.kubeconfig, options.context, user_agent="berth-node") as kube:
                 statuses = Statuses(kube, ledger, node.name, lambda: hardware.simulated)
                 images = Images(ledger, store, incoming, hardware)
                 caches = Caches(node.name, Rules(kube), ledger, store, images, hardware, statuses)
-                devices = DeviceService(node.name, node.kubelet_root, node.root, ledger, kube, node.devices)
+                devices = DeviceService(node.name, node.kubelet_root, node.root, ledger, kube, node.devices, hardware)
                 await Process(options, node.name, driver, hardware, statuses, caches, devices, traced=traced).run()
         finally:
             await driver.stop()

@@ -137,6 +137,16 @@ def node(
     cdi_folder: Annotated[Path, typer.Option(help="Where the container runtime looks for CDI files.")] = Path(
         "/var/run/cdi"
     ),
+    host_root: Annotated[
+        Path, typer.Option(help="Where the host's root (or its /usr alone) is, with the libraries of NVIDIA's driver.")
+    ] = Path("/"),
+    reset_before_start: Annotated[
+        bool,
+        typer.Option(
+            "--reset-before-start",
+            help="Reset a Tenstorrent card that nobody holds before a container starts with it (tt-kmd 2.10).",
+        ),
+    ] = False,
     simulated_machine: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A machine with devices that are pretended, as YAML.")
     ] = None,
@@ -176,6 +186,8 @@ def node(
                 simulated_machine and simulated_machine.absolute(),
                 seats and seats.absolute(),
                 cdi_folder.absolute(),
+                host_root.absolute(),
+                reset_before_start,
             ),
         ),
     )

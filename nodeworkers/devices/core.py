@@ -26,7 +26,7 @@ from planning.devices.cards import Card, Link, Sight, Vendor
 from planning.devices.cdi import DriverFiles
 from planning.devices.health import SILENT, Health, changes, judged, unanswered
 from planning.devices.held import device_of, seat_of
-from planning.devices.injection import allocated, pages_lacking
+from planning.devices.injection import allocated, lasting, pages_lacking
 from planning.devices.offering import Offering, Terms, offered
 from planning.devices.offers import Device, Injection, Refused
 from planning.devices.preference import Affinity, preferred
@@ -84,12 +84,17 @@ class Core:
         terms: Terms,
         files: Callable[[], DriverFiles],
         told: Told,
+        ready: Callable[[Sequence[Card]], None] = lambda cards: None,
     ) -> None:
-        """`files`: the driver's files as they are now; called in a thread."""
+        """`files`: the driver's files as they are now; called in a thread. `ready` makes cards ready for a container
+        that starts with them; called in a thread as well, it may take its time, and raises Refused.
+        """
         self.state = State()
         self.version = 1
         self._records, self._holdings, self._profiles, self._cdi_files = records, holdings, profiles, cdi_files
         self._fronts, self._terms, self._find_files, self._told = fronts, terms, files, told
+        self._ready = ready
+        self.written: Mapping[str, int] = {}  # cards by id, with the numbers for which CDI documents are there
         self._sights: dict[Vendor, Sight] = {}
         self._silent: dict[Vendor, str] = {}
         self._files = DriverFiles()
@@ -101,6 +106,7 @@ class Core:
         # Until providers have looked, the cards of the last run are offered: they are there, as a rule.
         self._cards = {id: known.card for id, known in records.cards().items()}
         self._health = {id: _remembered(known.health) for id, known in records.cards().items()}
+        self._host = {key: fact for known in records.cards().values() for key, fact in _facts(known.health).items()}
 
     # ---- news
 
@@ -111,6 +117,7 @@ class Core:
         self._sights[sight.vendor] = sight
         judged_anew = self._judge(sight.vendor, lambda before, now: judged(before, sight, now))
         self._cards.update({card.id: card for card in sight.cards})
+        self._host.update(lasting(sight.host))
         # A look every two seconds is no news by itself.
         if back or judged_anew or before is None or replace(sight, readings={}) != replace(before, readings={}):
             self.poke()
@@ -175,7 +182,7 @@ class Core:
         problems = await self._write_cdi()
         cards, health = dict(self._cards), dict(self._health)
         links = tuple(link for sight in self._sights.values() for link in sight.links)
-        host = {key: value for sight in self._sights.values() for key, value in sight.host.items()}
+        host = self._host | {key: value for sight in self._sights.values() for key, value in sight.host.items()}
         held = self._held()
         plan = self._plan(cards, links, held)
         known = self.state.offering.devices.keys()
@@ -213,6 +220,7 @@ class Core:
             for id in gone:
                 if not sight.problem and vendor not in self._silent and id not in in_use:
                     del self._cards[id], self._health[id]
+                    self._host.pop(f"iommu/{id}", None)
         return len(self._cards) < known
 
     def _held(self) -> dict[str, Device]:
@@ -252,15 +260,21 @@ class Core:
             # Device nodes by their paths do as well, for whoever comes next.
             self._with_cdi = False
             return [str(error)]
+        finally:
+            self.written = {card.id: card.index for card in cards}
         self._with_cdi = True
         return []
 
     def _remember(self, cards: Mapping[str, Card], health: Mapping[str, Health]) -> None:
+        facts = [key for key in self._host if not key.startswith("iommu/")]
         seen = [
-            (card, {"state": each.state, "reason": each.reason, "message": each.message, "since": each.since})
+            (card, {
+                "state": each.state, "reason": each.reason, "message": each.message, "since": each.since,
+                "host": {key: self._host[key] for key in (*facts, f"iommu/{card.id}") if key in self._host},
+            })
             for card in cards.values()
             if (each := health[card.id]).state != "Unknown"
-        ]
+        ]  # fmt: skip
         try:
             self._records.remember_cards(seen, time.time(), set(cards))
         except LedgerError as error:
@@ -312,12 +326,15 @@ class Core:
 
     def before_start(self, resource: str, ids: Sequence[str]) -> None:
         """As `Devices.before_start`; called in a thread."""
+        state = self.state
         for id in ids:
-            device = self.state.devices.get(id)
+            device = state.devices.get(id)
             if device is None or device.resource != resource:
                 raise Refused(f"{id} is no {resource} of this node any more. Delete the pod, so that it moves.")
             if not device.healthy:
                 raise Refused(f"{id} is not well ({device.reason}): {device.message}")
+        used = dict.fromkeys(card for id in ids for card in state.devices[id].cards)
+        self._ready([state.cards[card] for card in used if card in state.cards])
 
     def release(self, claim: str) -> None:
         """As `Devices.release`."""
@@ -338,6 +355,13 @@ def _remembered(told: Mapping[str, Any]) -> Health:
         known = float(since) if isinstance(since, int | float) else 0.0
         return Health("Unhealthy", str(told.get("reason")), str(told.get("message")), known)
     return Health("Unknown", SILENT, message, time.time())
+
+
+def _facts(told: Mapping[str, Any]) -> dict[str, str]:
+    """What was known of the machine when a card was seen last."""
+    found = told.get("host")
+    told_so = found if isinstance(found, dict) else {}
+    return lasting({key: value for key, value in told_so.items() if isinstance(key, str) and isinstance(value, str)})
 
 
 class View:

@@ -9,7 +9,9 @@ from planning.devices.offers import Device, Injection
 
 
 class Devices(Protocol):
-    """All calls answer from memory or the node's ledger, at once, and never wait for hardware (law 3)."""
+    """All calls answer from memory or the node's ledger, at once, and never wait for hardware (law 3), but one:
+    `before_start`.
+    """
 
     @property
     def version(self) -> int:
@@ -35,7 +37,9 @@ class Devices(Protocol):
         """
 
     def before_start(self, resource: str, ids: Sequence[str]) -> None:
-        """May a container with these devices start (again)? Raises Refused."""
+        """May a container with these devices start (again)? Where cards are reset before, that takes seconds, and ends
+        within 25. Raises Refused.
+        """
 
     def release(self, claim: str) -> None:
         """A DRA claim's devices are given back; a claim that nobody knows is one that was given back before."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,9 +26,13 @@ from nodeworkers.devices.profiles import Profiles
 from nodeworkers.devices.records import Records
 from nodeworkers.devices.reporting import Reporting
 from nodeworkers.dra.driver import Driver, Places
+from nodeworkers.hardware import resetter
 from nodeworkers.hardware.driver_files import driver_files
 from nodeworkers.hardware.machine_sources import tree_of
+from nodeworkers.hardware.resetting import Resets, reset_for
+from nodeworkers.hardware.tenstorrent import DOMAIN as TENSTORRENT
 from nodeworkers.hardware.watching import Watching, command
+from nodeworkers.inventory import Hardware
 from nodeworkers.ledger import Ledger
 from nodeworkers.sockets import SocketError
 from planning.devices.cards import Card, Sight, Vendor
@@ -38,6 +42,7 @@ from planning.devices.offering import Terms
 from planning.devices.report import CardHealth, Holder, Offer, Picture, Seats
 
 VENDORS: tuple[Vendor, ...] = ("nvidia", "tenstorrent")
+_LAST_RESETS = 20.0  # seconds that resets get to end with the process; the DaemonSet has 30
 _AGAIN = 10.0  # seconds until DRA's sockets are tried again
 _log = logging.getLogger(__name__)
 
@@ -45,7 +50,8 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class DeviceOptions:
     """`simulated`: the file that describes a machine that is pretended, None for this one. `seats`: a file instead of
-    the cluster's GPUSeatProfiles. `plugins`: the kubelet's folder of device plugins.
+    the cluster's GPUSeatProfiles. `plugins`: the kubelet's folder of device plugins. `root`: where the host's root is.
+    `reset`: whether Tenstorrent's cards are reset before containers start with them.
     """
 
     fronts: FrontEnds = field(default_factory=FrontEnds)
@@ -53,6 +59,8 @@ class DeviceOptions:
     simulated: Path | None = None
     seats: Path | None = None
     cdi: Path = FOLDER
+    root: Path = Path("/")
+    reset: bool = False
     plugins: Path = PLUGINS
 
 
@@ -60,9 +68,11 @@ class DeviceService:
     """One node's."""
 
     def __init__(
-        self, node: str, kubelet_root: Path, folder: Path, ledger: Ledger, kube: KubeClient, options: DeviceOptions
-    ) -> None:
-        self._node, self._options = node, options
+        self, node: str, kubelet_root: Path, folder: Path, ledger: Ledger, kube: KubeClient, options: DeviceOptions,
+        hardware: Hardware,
+    ) -> None:  # fmt: skip
+        """`hardware`: what kernel caches know of GPUs; it is told what watchers see."""
+        self._node, self._options, self._hardware = node, options, hardware
         self._tree = folder / "simulated-machine"
         self._simulated = options.simulated is not None
         self._events = EventRecorder(kube, "berth-node", node)
@@ -72,10 +82,12 @@ class DeviceService:
         self._profiles = Profiles(kube, node, folder, options.seats)
         self.core = Core(
             records, self.holdings, self._profiles, CdiFiles(options.cdi), options.fronts, options.terms, self._files,
-            self._told,
+            self._told, self._make_ready,
         )  # fmt: skip
+        tree = tree_of(self._tree, "tenstorrent") if self._simulated else None
+        self._resets = Resets(lambda card: resetter.command(card, tree))
         self._folders = Folders(options.plugins)
-        self._supervisor = Supervisor(self.core.view("device-plugin"), podresources, self._folders)
+        self._supervisor = Supervisor(self.core.view("device-plugin"), podresources, self._folders, self._gated)
         self._dra: Driver | None = None
         if options.fronts.dra:
             self._dra = Driver(
@@ -90,9 +102,12 @@ class DeviceService:
     async def run(self) -> None:
         """Until cancelled."""
         observe(lambda: (self.core.state, self.holdings.held, self._supervisor.statuses()))
-        async with asyncio.TaskGroup() as group:
-            for name, work in self._works().items():
-                group.create_task(self._keep(name, work))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for name, work in self._works().items():
+                    group.create_task(self._keep(name, work))
+        finally:
+            await asyncio.to_thread(self._resets.finish, _LAST_RESETS)
 
     def _works(self) -> dict[str, Callable[[], Coroutine[None, None, None]]]:
         works: dict[str, Callable[[], Coroutine[None, None, None]]] = {
@@ -182,13 +197,29 @@ class DeviceService:
     def _watching(self, vendor: Vendor) -> Watching:
         line = command(vendor, self._options.simulated, self._tree)
         there: Callable[[], bool] | None = (lambda: True) if self._simulated else None
-        return Watching(vendor, line, self._saw, lambda why: self.core.silent(vendor, why), there)
+        return Watching(vendor, line, self._saw, lambda why: self._fell_silent(vendor, why), there)
 
     def _saw(self, sight: Sight) -> None:
-        self.core.seen(sight)
+        self._hardware.seen(sight)
+        self.core.seen(self._resets.shown(sight))
+
+    def _fell_silent(self, vendor: Vendor, why: str) -> None:
+        self._hardware.silent(vendor, why)
+        self.core.silent(vendor, why)
 
     def _files(self) -> DriverFiles:
-        return driver_files(tree_of(self._tree, "nvidia") / "dev", lambda: "") if self._simulated else driver_files()
+        tree = tree_of(self._tree, "nvidia")
+        return driver_files(tree, tree / "dev", tree / "sys") if self._simulated else driver_files(self._options.root)
+
+    def _gated(self, resource: str) -> bool:
+        # Where nothing is done before a start the kubelet does not ask: containers start without this process as well.
+        return self._options.reset and resource.startswith(f"{TENSTORRENT}/")
+
+    def _make_ready(self, cards: Sequence[Card]) -> None:
+        """Called in a thread, before a container starts with these cards."""
+        mine = [card for card in cards if card.vendor == "tenstorrent"]
+        if self._options.reset and mine:
+            reset_for(mine, self._resets, lambda: self.core.written)
 
     def _by_plugin(self, resource: str) -> bool:
         return self._options.fronts.of(resource) == "device-plugin"

@@ -17,6 +17,7 @@ import grpc.aio
 from kube.client import KubeClient
 from kube.errors import KubeError, NotFound
 from kube.resources import Resource
+from nodeworkers.device_plugin.beside import Beside
 from nodeworkers.devices.frontend import Devices
 from nodeworkers.dra.prepared import CDI_KIND, Given, Prepared, PreparedClaims, edits
 from nodeworkers.ledger import LedgerError
@@ -27,6 +28,9 @@ from planning.devices.offers import Refused
 RESOURCECLAIMS: Final = Resource("resource.k8s.io", "v1", "resourceclaims", "ResourceClaim", True)
 READ_SECONDS: Final = 10.0
 """How long the API server has for a claim; the kubelet waits 45 s for the whole call."""
+
+READY_SECONDS: Final = 30.0
+"""How long cards have to be made ready; with READ_SECONDS it is less than the 45 s of the kubelet."""
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +45,8 @@ class Plugin:
     def __init__(self, kube: KubeClient, node: str, devices: Devices, claims: PreparedClaims) -> None:
         self._kube, self._node, self._devices, self._claims = kube, node, devices, claims
         self._turn = asyncio.Lock()  # claims come one after the other to the ledger, as the kubelet's admissions do
+        self._under_way: dict[str, asyncio.Task[Prepared]] = {}
+        self._beside = Beside()
 
     async def NodePrepareResources(
         self, request: dra_pb2.NodePrepareResourcesRequest, context: Context
@@ -74,8 +80,12 @@ class Plugin:
         known = self._claims.get(asked.uid)
         if known is None:
             given = results(await self._read(asked), asked.uid, self._node)
+            task = self._under_way.get(asked.uid)
+            if task is None:
+                task = self._under_way[asked.uid] = asyncio.create_task(self._hand_out(asked, given))
+                task.add_done_callback(lambda _: self._under_way.pop(asked.uid))
             # A kubelet that stops waiting ends the wait alone: what is half handed out would be on no record.
-            known = await asyncio.shield(self._hand_out(asked, given))
+            known = await asyncio.shield(task)
         else:
             await asyncio.to_thread(self._claims.refresh, known)
         return known.devices
@@ -98,25 +108,42 @@ class Plugin:
 
     async def _hand_out(self, asked: dra_pb2.Claim, given: Sequence[Result]) -> Prepared:
         """All of a claim's devices or none: what the ledger has of it is given back if anything goes wrong."""
-        async with self._turn:
-            known = self._claims.get(asked.uid)
-            if known is not None:
-                return known
-            try:
-                prepared = self._allocate(asked, portions(given, self._devices.offered()))
+        known = self._claims.get(asked.uid)
+        if known is not None:
+            return known
+        try:
+            async with self._turn:
+                parts = portions(given, self._devices.offered())
+                prepared = self._allocate(asked, parts)
+            await self._make_ready(asked, parts)  # cards that are being reset hold up no other claim
+            async with self._turn:
                 await asyncio.to_thread(self._claims.put, prepared)
-            except Exception:
-                self._devices.release(asked.uid)
-                raise
-            return prepared
+        except Exception:
+            self._devices.release(asked.uid)
+            raise
+        return prepared
+
+    async def _make_ready(self, asked: dra_pb2.Claim, parts: Sequence[Portion]) -> None:
+        mine = [part for part in parts if not part.admin]
+
+        def make_ready() -> None:
+            for part in mine:
+                self._devices.before_start(part.resource, part.ids)
+
+        try:
+            await self._beside.run(f"before_start {asked.uid}", make_ready, READY_SECONDS)
+        except TimeoutError:
+            ids = ", ".join(id for part in mine for id in part.ids)
+            raise Refused(
+                f"{ids} cannot be made ready for a container within {READY_SECONDS:.0f} s. The kubelet tries again; "
+                "see berth's log on this node."
+            ) from None
 
     def _allocate(self, asked: dra_pb2.Claim, parts: Sequence[Portion]) -> Prepared:
         devices: list[Given] = []
         own: dict[str, dict[str, Any]] = {}
         for number, part in enumerate(parts):
             injection = self._devices.allocate(part.resource, part.ids, claim=asked.uid, admin=part.admin)
-            if not part.admin:
-                self._devices.before_start(part.resource, part.ids)
             cdi = injection.cdi
             needed = edits(injection)
             if needed:
@@ -135,6 +162,8 @@ class Plugin:
 
     async def _take_back(self, asked: dra_pb2.Claim) -> None:
         """The record goes first: from then on no container starts with what the CDI spec named."""
+        if (task := self._under_way.get(asked.uid)) is not None:
+            await asyncio.wait([task])
         async with self._turn:
             await asyncio.to_thread(self._claims.remove, asked.uid)
             self._devices.release(asked.uid)

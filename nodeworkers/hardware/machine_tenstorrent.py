@@ -20,6 +20,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, StrictStr, model_validator
 
 from crds.gpuworkload import CRDModel, Int
+from nodeworkers.hardware.machine_reset import MARKER as RESET_MARKER
 from nodeworkers.hardware.provider import HardwareError
 from nodeworkers.hardware.simulating import Simulated
 from nodeworkers.hardware.source import Source
@@ -79,6 +80,7 @@ class TenstorrentCard(CRDModel):
     power: Annotated[float, Field(ge=0, le=5000)] = 30.0
     pids: Annotated[list[Annotated[Int, Field(ge=0, le=4194304)]], Field(max_length=64)] = Field(default_factory=list)
     fault: Fault = "none"
+    reset: Literal["works", "fails", "hangs"] = "works"  # what comes of it; one that a process of `pids` holds has none
 
     @model_validator(mode="after")
     def _names_one(self) -> Self:
@@ -337,6 +339,8 @@ def _tree(machine: TenstorrentMachine, beats: int) -> dict[str, _File]:
         texts |= _pci(each) | _telemetry(each, beats)
         index, fault = each.index, each.card.fault
         texts[f"proc/driver/tenstorrent/{index}/pids"] = "".join(f"{pid}\n" for pid in each.card.pids)
+        if each.card.reset != "works":
+            texts[f"{each.folder}/{RESET_MARKER}"] = each.card.reset
         if fault != "no-node":
             files[f"dev/tenstorrent/{index}"] = _File("node")
             if each.asic and fault != "no-telemetry":

@@ -21,6 +21,8 @@ MOST_PIDS = 4096  # of one GPU
 _MIB = 1 << 20
 _GIB = 1 << 30
 _NO_INSTANCE = 0xFFFFFFFF  # in an event
+_MOST_NUMAS, _MOST_DIGITS = 4096, 16
+_MINOR = re.compile(r"[0-9]{1,7}")  # Linux has 20 bits for it
 _MOST_MINORS = 1 << 20  # bytes of the file that numbers the nodes of MIG instances
 _ID = re.compile(r"[^A-Za-z0-9._-]+")
 _PROFILE = re.compile(r"\bMIG (?P<profile>[0-9a-z.+-]{1,40})", re.IGNORECASE)
@@ -282,10 +284,11 @@ def _numa(sys: Path, pci: str) -> int | None:
     if not pci:
         return None
     try:
-        node = int((sys / "bus/pci/devices" / pci / "numa_node").read_text())
+        with (sys / "bus/pci/devices" / pci / "numa_node").open("rb") as file:
+            node = int(file.read(_MOST_DIGITS))
     except (OSError, ValueError):
         return None
-    return node if node >= 0 else None
+    return node if 0 <= node < _MOST_NUMAS else None
 
 
 def _cap_minors(proc: Path) -> dict[str, int]:
@@ -296,7 +299,7 @@ def _cap_minors(proc: Path) -> dict[str, int]:
     except OSError:
         return {}
     words = (line.split() for line in lines)
-    return {each[0]: int(each[1]) for each in words if len(each) == 2 and each[1].isascii() and each[1].isdecimal()}
+    return {each[0]: int(each[1]) for each in words if len(each) == 2 and _MINOR.fullmatch(each[1])}
 
 
 def _mig_resource(product: str, attributes: Any, parent_mib: int) -> str:

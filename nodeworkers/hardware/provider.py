@@ -1,5 +1,5 @@
-"""What every source of GPUs offers to the node process, how it tells that it failed, and the fingerprint by which the
-process notices that a node's GPUs changed. One file for each vendor implements it; `detected` lists them.
+"""What a source of GPUs that no watcher sees offers to the node process, how every source tells that it failed, and the
+fingerprint by which the process notices that a node's GPUs changed.
 """
 
 from __future__ import annotations
@@ -18,14 +18,7 @@ _ABSENT = {"", "n/a", "none", "unknown"}
 
 
 class HardwareError(Exception):
-    """A vendor's driver or tool failed. Its text is a sentence for people: what happened, and what to do.
-
-    `gpus` are those that answered all the same.
-    """
-
-    def __init__(self, message: str, gpus: tuple[GPU, ...] = ()) -> None:
-        super().__init__(message)
-        self.gpus = gpus
+    """A vendor's driver or tool failed. Its text is a sentence for people: what happened, and what to do."""
 
 
 class Provider(Protocol):

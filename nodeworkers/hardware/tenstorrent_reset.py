@@ -41,7 +41,11 @@ _GONE = (errno.ENODEV, errno.ENXIO, errno.ENOENT)
 
 
 class ResetError(Exception):
-    """A card that was not reset, or not to its end. The text is a sentence: why, and what to do."""
+    """A card that was not reset, or not to its end. The text is a sentence: why, and what to do. `begun`: it may be in
+    the middle of it.
+    """
+
+    begun = False
 
 
 class Calls(Protocol):
@@ -103,9 +107,9 @@ def reset(
     dev: Path = Path("/dev"),
     calls: Calls | None = None,
     patience: Patience | None = None,
-) -> None:
-    """Resets a card that nobody holds, and returns when it can be used again, after some seconds. Blocks, and must not
-    be ended midway. Raises ResetError; `held` says afterwards whether the card was left alone.
+) -> int:
+    """Resets a card that nobody holds, and returns when it can be used again, after some seconds, with the number that
+    it has then. Blocks, and must not be ended midway. Raises ResetError.
 
     Source of the sequence: tt-kmd tools/reset.c and chardev.c (a reset keeps the descriptor that asked for it valid).
     """
@@ -117,19 +121,27 @@ def reset(
         )
     if not card.nodes:
         raise ResetError(f"{card.id} is not reset: it has no device node.")
-    _Reset(card, sys, dev, calls, patience).run()
+    run = _Reset(card, sys, dev, calls, patience)
+    try:
+        return run.run()
+    except ResetError as error:
+        error.begun = run.begun
+        raise
 
 
 class _Reset:
     def __init__(self, card: Card, sys: Path, dev: Path, calls: Calls, patience: Patience) -> None:
         self._card, self._dev, self._calls, self._patience = card, dev, calls, patience
         self._pci = sys / "bus" / "pci" / "devices" / card.address
+        self._number = card.index
+        self.begun = False
 
-    def run(self) -> None:
+    def run(self) -> int:
         descriptor = self._open(self._card.nodes[0])
         try:
             self._is_it(descriptor)
             self._ask(descriptor, ASIC_RESET, "does not begin its reset")
+            self.begun = True
             gone = self._through(descriptor)
             if gone:
                 self._close(descriptor)
@@ -137,6 +149,7 @@ class _Reset:
                 descriptor = self._again()
                 self._is_it(descriptor)
             self._ask(descriptor, POST_RESET, "has reset itself but does not start again")
+            return self._number
         finally:
             if descriptor >= 0:
                 self._close(descriptor)
@@ -146,7 +159,7 @@ class _Reset:
             return self._calls.open(path, EXCLUSIVE)
         except OSError as error:
             if error.errno in (errno.EAGAIN, errno.EBUSY):
-                raise ResetError(f"{self._card.id} is not reset: a process holds it ({path}).") from error
+                raise ResetError(f"{self._card.id} is not reset: a process holds it ({path}). End it.") from error
             raise ResetError(f"{self._card.id} is not reset: {path} cannot be opened: {_words(error)}.") from error
 
     def _is_it(self, descriptor: int) -> None:
@@ -218,8 +231,10 @@ class _Reset:
         deadline = self._patience.clock() + _NODE_SECONDS
         while self._patience.clock() < deadline:
             for entry in sorted(self._pci.glob("tenstorrent/tenstorrent!*")):
-                with suppress(OSError):
-                    return self._calls.open(str(self._dev / "tenstorrent" / entry.name.partition("!")[2]), EXCLUSIVE)
+                number = entry.name.partition("!")[2]
+                with suppress(OSError, ValueError):
+                    self._number = int(number)
+                    return self._calls.open(str(self._dev / "tenstorrent" / number), EXCLUSIVE)
             self._patience.pause(_PAUSE)
         raise ResetError(
             f"{self._card.id} came back from its reset at {self._card.address}, but its device node cannot be opened. "

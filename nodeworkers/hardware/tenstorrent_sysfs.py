@@ -111,9 +111,12 @@ class Tree:
             match = _CLASS.fullmatch(name)
             if match is None:
                 continue
-            # Not the class's own name for it, which may be another card's before this one is read.
-            folder = os.path.realpath(f"{self._sys}/class/tenstorrent/{name}")
-            pci = os.path.realpath(f"{folder}/device")
+            try:
+                # Not the class's own name for it, which may be another card's before this one is read.
+                folder = os.path.realpath(f"{self._sys}/class/tenstorrent/{name}")
+                pci = os.path.realpath(f"{folder}/device")
+            except OSError:  # a link of it went at this moment, and so does the card
+                continue
             address = os.path.basename(pci).lower()
             if _ADDRESS.fullmatch(address):
                 found.append(Place(int(match[1]), folder, pci, address))

@@ -61,6 +61,13 @@ def allocated(
     return _seat(found, chosen[0], mine) if chosen[0].group else found
 
 
+def lasting(host: Mapping[str, str]) -> dict[str, str]:
+    """Of a machine's facts those by which it is decided what containers get, and which a machine that runs keeps: while
+    nobody tells them they are as they were.
+    """
+    return {key: value for key, value in host.items() if key.startswith("iommu/") or key == "hugepages-1g/total"}
+
+
 def pages_wanted(cards: Sequence[Card], host: Mapping[str, str]) -> int:
     """How many pages of 1 GiB these cards need, 0 where an IOMMU translates for them."""
     return PAGES_PER_CARD * sum(_without_iommu(card, host) for card in cards)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,6 +56,17 @@ def test_the_process_finds_what_it_looks_for() -> None:
     volumes = {each["name"]: each for each in daemon_set()["spec"]["template"]["spec"]["volumes"]}
     for path in (str(defaults["root"]), str(defaults["kubelet_root"]), "/dev"):
         assert volumes[mounted[path]["name"]]["hostPath"]["path"] == path, "a path is not the host's"
+
+
+def test_the_hosts_root_is_looked_into_and_no_more_of_it_than_is_needed() -> None:
+    (place,) = (value for option, value in itertools.pairwise(container()["args"]) if option == "--host-root")
+    volumes = {each["name"]: each for each in daemon_set()["spec"]["template"]["spec"]["volumes"]}
+    (mount,) = (each for each in container()["volumeMounts"] if each["mountPath"].startswith(f"{place}/"))
+    assert volumes[mount["name"]]["hostPath"]["path"] == mount["mountPath"].removeprefix(place) == "/usr"
+    # With links that are followed, and unmounted with the host: what is mounted there must not be kept busy.
+    assert mount["readOnly"] is True and mount["mountPropagation"] == "HostToContainer"
+    assert not any(each.get("hostPath", {}).get("path") in ("/", "/etc", "/var", "/run") for each in volumes.values())
+    assert options()["host_root"] == Path("/"), "where it runs on the host itself"
 
 
 def test_every_node_has_it_and_nothing_more_than_it_needs() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -60,6 +60,8 @@ class Rig:
     kubelet: Kubelet = field(default_factory=Kubelet)
     told: list[tuple[str, str, str]] = field(default_factory=list)
     now: float = 1000.0
+    made_ready: list[list[str]] = field(default_factory=list)
+    unready: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.seats = self.folder / "seats.yaml"
@@ -76,7 +78,7 @@ class Rig:
         self.core = Core(
             records, self.holdings, self.profiles, CdiFiles(self.cdi),
             FrontEnds(("tenstorrent.com/*", "kyb.ai/*"), (GPU,)),
-            Terms(), DriverFiles, self.tell,
+            Terms(), DriverFiles, self.tell, self.make_ready,
         )  # fmt: skip
         self.plugin, self.dra = self.core.view("device-plugin"), self.core.view("dra")
 
@@ -84,6 +86,11 @@ class Rig:
         """The process ends and begins."""
         self.ledger.close()
         self.begin()
+
+    def make_ready(self, cards: Sequence[Card]) -> None:
+        self.made_ready.append([card.id for card in cards])
+        if any(card.id in self.unready for card in cards):
+            raise Refused("It is held.")
 
     def tell(self, card: str, health: Health, sentence: str) -> None:
         self.told.append((card, health.state, sentence))
@@ -142,6 +149,35 @@ async def test_after_a_restart_the_same_is_offered_before_anybody_has_looked(rig
     await rig.see(*CARDS[:1])
     await rig.core.settle()
     assert rig.ids() == {"tt-0": True}, "cards that are gone are not offered once somebody has looked"
+
+
+@pytest.mark.parametrize(("mode", "mounts"), [("translated", 0), ("none", 1)])
+async def test_after_a_restart_containers_get_what_the_machine_needs(rig: Rig, mode: str, mounts: int) -> None:
+    """Also before anybody has looked, and while nobody can: an IOMMU that translates does so until the next boot."""
+    host = {f"iommu/{card.id}": mode for card in CARDS} | {"hugepages-1g/total": "8", "hugepages-1g/free": "8"}
+    await rig.look(Sight("tenstorrent", tuple(CARDS), host=host))
+    assert len(rig.plugin.allocate(N150, ["tt-0"]).mounts) == mounts
+    for _ in range(2):
+        rig.again()
+        await rig.core.settle()
+        assert len(rig.plugin.allocate(N150, ["tt-1"]).mounts) == mounts
+    await rig.look(Sight("tenstorrent", problem="The class cannot be listed."))
+    assert len(rig.plugin.allocate(N150, ["tt-2"]).mounts) == mounts
+    other = {key: "passthrough" if key.startswith("iommu/") else "8" for key in host}
+    await rig.look(Sight("tenstorrent", tuple(CARDS), host=other))
+    assert len(rig.plugin.allocate(N150, ["tt-2"]).mounts) == 1, "what is seen now is believed"
+
+
+async def test_facts_that_make_no_sense_are_none(rig: Rig) -> None:
+    """The ledger is as an older release, or a disk, has left it."""
+    await rig.see(*CARDS)
+    for number, odd in enumerate(("[]", '{"iommu/tt-1": 7}', "null")):
+        rig.ledger.execute(
+            "UPDATE cards SET health = json_set(health, '$.host', json(?)) WHERE id = ?", (odd, f"tt-{number}")
+        )
+    rig.again()
+    await rig.core.settle()
+    assert all(rig.ids().values()) and not rig.core.state.host
 
 
 async def test_what_was_given_is_remembered_and_stays_listed_while_it_is_held(rig: Rig) -> None:
@@ -219,7 +255,11 @@ async def test_a_claims_devices_are_held_until_it_is_released(rig: Rig) -> None:
 
 async def test_no_container_starts_with_a_device_that_is_not_well(rig: Rig) -> None:
     await rig.see(*CARDS, tt_1=LOST)
+    rig.unready.add("tt-2")
     rig.plugin.before_start(N150, ["tt-0"])
+    with pytest.raises(Refused, match="It is held"):
+        rig.plugin.before_start(N150, ["tt-0", "tt-2"])
+    assert rig.made_ready == [["tt-0"], ["tt-0", "tt-2"]]
     for bad in ("tt-1", "tt-9"):
         with pytest.raises(Refused):
             rig.plugin.before_start(N150, ["tt-0", bad])
@@ -236,6 +276,7 @@ async def test_the_name_of_a_card_that_is_gone_leads_to_no_other_card(rig: Rig) 
     # The kernel counts anew: what tt-0 was called is what tt-1 is called now.
     await rig.see(replace(CARDS[1], index=0), CARDS[2])
     assert documented(rig) == ["tt-1", "tt-2"] and "tt-0" in rig.ids()
+    assert rig.core.written == {"tt-1": 0, "tt-2": 2}
 
 
 async def test_the_names_of_the_last_run_stay_until_somebody_has_looked(rig: Rig) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -36,13 +37,16 @@ def seat(group: str, number: int, cards: tuple[str, ...]) -> Device:
 
 
 class SimulatedDevices:
-    """The protocol Devices. `held` has the claim of each device, `started` what was asked of `before_start`."""
+    """The protocol Devices. `held` has the claim of each device, `started` what was asked of `before_start`, which
+    waits for the Event of a card in `going`.
+    """
 
     def __init__(self, *devices: Device, node: str = "/dev/null") -> None:
         self.version = 1
         self.held: dict[str, str] = {}
         self.started: list[tuple[str, ...]] = []
         self.admin: list[str] = []
+        self.going: dict[str, threading.Event] = {}
         self._node = node
         self._devices = {device.id: device for device in devices}
         self._news = asyncio.Event()
@@ -79,6 +83,8 @@ class SimulatedDevices:
 
     def before_start(self, resource: str, ids: Sequence[str]) -> None:
         self.started.append(tuple(ids))
+        if (going := self.going.get(ids[0])) is not None and not going.wait(60.0):
+            raise Refused(f"The card {ids[0]} is still being reset.")
 
     def release(self, claim: str) -> None:
         self.held = {each: holder for each, holder in self.held.items() if holder != claim}

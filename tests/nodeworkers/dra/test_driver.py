@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -133,6 +134,44 @@ async def test_each_claim_is_refused_for_its_own_reason(rig: Rig) -> None:
     assert errors[5].startswith("The kubelet asked for no ResourceClaim")
     assert rig.devices.held == {A.id: good["uid"]}, "a claim gets all its devices or none"
     assert len(rig.driver.claims) == 1
+
+
+async def test_a_claim_whose_cards_are_being_reset_waits_alone_and_is_handed_out_once(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, other = rig.claim("slow", result("r", A.id)), rig.claim("other", result("r", B.id))
+    rig.devices.going[A.id] = threading.Event()
+    waiting = [asyncio.ensure_future(rig.kubelet.prepare(slow)) for _ in range(2)]
+    try:
+        async with asyncio.timeout(30):
+            while not rig.devices.started:
+                await asyncio.sleep(0.01)
+            assert (await rig.kubelet.prepare(other)).claims[other["uid"]].error == ""
+        back = asyncio.ensure_future(rig.kubelet.unprepare(slow))
+        done, _ = await asyncio.wait([back], timeout=0.3)
+        assert not done and not any(each.done() for each in waiting)
+    finally:
+        rig.devices.going[A.id].set()
+    assert [(await each).claims[slow["uid"]].error for each in waiting] == ["", ""]
+    assert rig.devices.started == [(A.id,), (B.id,)]
+    await back
+    assert rig.devices.held == {B.id: other["uid"]} and len(rig.driver.claims) == 1, "it came before it went"
+
+
+async def test_a_claim_whose_cards_are_not_ready_in_time_is_told_and_gets_nothing(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nodeworkers.dra.plugin.READY_SECONDS", 0.05)
+    asked = rig.claim("c", result("r", A.id))
+    rig.devices.going[A.id] = threading.Event()
+    try:
+        answer = await rig.kubelet.prepare(asked)
+    finally:
+        rig.devices.going[A.id].set()
+    assert answer.claims[asked["uid"]].error.startswith(f"{A.id} cannot be made ready for a container within 0 s.")
+    assert rig.devices.held == {} and len(rig.driver.claims) == 0
+    monkeypatch.undo()
+    assert (await rig.kubelet.prepare(asked)).claims[asked["uid"]].error == ""
 
 
 async def test_an_api_server_that_says_nothing_is_not_waited_for_long(

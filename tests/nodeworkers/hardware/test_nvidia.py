@@ -25,6 +25,7 @@ from nodeworkers.hardware.nvidia import Nvidia
 from nodeworkers.hardware.nvidia_faults import APPLICATION_XIDS
 from nodeworkers.hardware.provider import HardwareError
 from nodeworkers.hardware.source import Source
+from nodeworkers.hardware.wire import decode, encode
 from planning.devices.cards import Card, Link, Sight
 from tests.nodeworkers.hardware.nvidia_rig import Rig, gpus, uuid
 
@@ -460,6 +461,32 @@ class TestNothingSpreads:
             assert not sentence or sentence.endswith(".")
             rig.source.wait(0.001)
         rig.source.close()
+
+
+NUMBERS = st.one_of(
+    st.binary(max_size=40),
+    st.sampled_from([b"", b"-1", b"1", b"9" * 30, b"9" * 5000, b"1_0", "\u0661".encode(), b"\x00"]),
+)
+MINORS = st.lists(
+    st.tuples(st.sampled_from([b"gpu0/gi1/access", b"gpu0/gi1/ci0/access", b"x"]), NUMBERS), max_size=4
+).map(lambda lines: b"".join(b"%s %s\n" % line for line in lines))
+
+
+@settings(max_examples=100, deadline=None)
+@given(numa=NUMBERS, minors=st.binary(max_size=60) | MINORS)
+def test_whatever_stands_in_the_kernels_files_a_look_is_one_and_comes_over(
+    tmp_path_factory: pytest.TempPathFactory, numa: bytes, minors: bytes
+) -> None:
+    rig = Rig(tmp_path_factory.mktemp("rig"), {"gpus": [{"mig": ["1g.10gb"]}, {}]})
+    whole = rig.source.look()
+    for device in (rig.folder / "sys/bus/pci/devices").iterdir():
+        (device / "numa_node").write_bytes(numa)
+    (rig.folder / "proc/driver/nvidia-caps/mig-minors").write_bytes(minors)
+    sight = rig.source.look()
+    rig.source.close()
+    assert decode(encode(sight), "nvidia") == sight
+    assert [card.id for card in sight.cards] == [card.id for card in whole.cards]
+    assert all(card.numa is None or card.numa < 4096 for card in sight.cards)
 
 
 @pytest.mark.parametrize(("fault", "ends"), [("crash", -signal.SIGSEGV), ("hang", None)])

@@ -1,18 +1,15 @@
-"""Simulated GPUs, all vendors together, and the fingerprint of what a node has."""
+"""Simulated GPUs, and the fingerprint of what a node has."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeworkers.hardware.amd_smi import AmdSmi
-from nodeworkers.hardware.detected import VENDORS, Detected
-from nodeworkers.hardware.nvml import Nvml
-from nodeworkers.hardware.provider import MOST_TEXT, HardwareError, Provider, fingerprint, said
+from nodeworkers.hardware.provider import MOST_TEXT, Provider, fingerprint, said
 from nodeworkers.hardware.simulated import MOST, PRODUCTS, Simulated, simulated_gpus
 from planning.caches.compatibility import GPU, Target
 
@@ -60,51 +57,6 @@ def test_whatever_the_text_it_is_gpus_or_a_sentence(text: str) -> None:
         sentence = "."
         assert [gpu.id for gpu in gpus] == [f"simulated-{index}" for index in range(len(gpus))] and gpus
     assert sentence.endswith(".")
-
-
-# --- all vendors ---------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Fixed:
-    found: tuple[GPU, ...] = ()
-    error: HardwareError | None = None
-    simulated: bool = False
-
-    def gpus(self) -> tuple[GPU, ...]:
-        if self.error is not None:
-            raise self.error
-        return self.found
-
-
-def test_all_vendors_together() -> None:
-    detected = Detected([Fixed((A,)), Fixed(), Fixed((B,))])
-    assert detected.gpus() == (A, B) and detected.problems == () and not detected.simulated
-
-
-def test_a_vendor_that_fails_hides_none_of_the_others() -> None:
-    failing = Fixed(error=HardwareError("The driver is gone."))
-    detected = Detected([failing, Fixed((B,)), Fixed(error=HardwareError("One is lost.", (A,)))])
-    assert detected.gpus() == (B, A)
-    assert detected.problems == ("The driver is gone.", "One is lost.")
-    failing.error = None
-    assert detected.gpus() == (B, A)
-    assert len(detected.problems) == 1, "those of the last call only"
-
-
-def test_a_mistake_in_a_provider_is_no_driver_that_fails() -> None:
-    class Broken(Fixed):
-        def gpus(self) -> tuple[GPU, ...]:
-            raise KeyError("mistake")
-
-    with pytest.raises(KeyError):
-        Detected([Broken()]).gpus()
-
-
-def test_every_vendor_is_asked_by_default() -> None:
-    assert (Nvml, AmdSmi) == VENDORS
-    providers = [vendor() for vendor in VENDORS]
-    assert Detected().gpus() == Detected(providers).gpus()
 
 
 # --- what is told --------------------------------------------------------------------------------------------------

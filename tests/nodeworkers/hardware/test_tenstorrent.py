@@ -22,6 +22,7 @@ from nodeworkers.hardware.machine_tenstorrent import Simulation, TenstorrentMach
 from nodeworkers.hardware.provider import HardwareError
 from nodeworkers.hardware.source import Source
 from nodeworkers.hardware.tenstorrent import HEARTBEAT_SECONDS, TELEMETRY_SECONDS, THERMAL_SECONDS, Tenstorrent
+from nodeworkers.hardware.wire import decode, encode
 from planning.devices.cards import Card, Sight, Trouble
 
 REASON = re.compile(r"[A-Z][A-Za-z0-9]{0,63}")
@@ -227,6 +228,21 @@ def test_cards_that_change_places_while_they_are_read_are_not_mixed_up(tmp_path:
     sight = rig.fresh(read).look()
     assert {card.address: card.id for card in sight.cards} == ids and sight.problem == "" and not sight.troubles
     assert {card.address: card.index for card in sight.cards} == {"0000:01:00.0": 1, "0000:02:00.0": 0}
+
+
+def test_a_card_that_goes_while_it_is_looked_for_is_no_error(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """realpath(3) of Python reads a link that it has seen before, and that may be gone."""
+    rig.apply(cards=[{"type": "n150"}, {"type": "n150"}])
+    original = os.path.realpath
+
+    def realpath(path: str) -> str:
+        if path.endswith("tenstorrent!0/device"):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return original(path)
+
+    monkeypatch.setattr(os.path, "realpath", realpath)
+    (card,) = rig.look().cards
+    assert card.index == 1
 
 
 def test_a_card_that_never_rests_is_left_out_until_it_does(tmp_path: Path) -> None:
@@ -674,6 +690,7 @@ def test_whatever_the_tree_a_look_is_a_sight(
         for name, how in changes:
             spoil(rig.folder, name, how)
         sight = rig.look(beat=False)
+        assert decode(encode(sight), "tenstorrent") == sight, "nothing of it is lost on its way, or refused"
         ids = [card.id for card in sight.cards]
         assert len(set(ids)) == len(ids) and all(ID.fullmatch(each) for each in ids)
         assert set(sight.troubles) <= set(ids) and set(sight.readings) <= set(ids)

@@ -124,8 +124,8 @@ def card(driver: SimulatedDriver, version: str = "2.10.1") -> Card:
     return Card("tt-1", "tenstorrent", "n150", "tenstorrent.com/n150", 0, ADDRESS, nodes=(node,), driver=version)
 
 
-def run(driver: SimulatedDriver, version: str = "2.10.1") -> None:
-    reset(
+def run(driver: SimulatedDriver, version: str = "2.10.1") -> int:
+    return reset(
         card(driver, version),
         sys=driver.root / "sys",
         dev=driver.root / "dev",
@@ -187,14 +187,14 @@ def test_the_real_calls_reach_a_file(tmp_path: Path) -> None:
 
 
 def test_a_reset_in_place_never_lets_go_of_the_card(driver: SimulatedDriver) -> None:
-    run(driver)
+    assert run(driver) == 0
     assert driver.asked == [ASIC_RESET, POST_RESET]
     assert driver.flags == [EXCLUSIVE] and not driver.descriptors
 
 
 def test_a_card_that_comes_back_under_another_number_is_found_by_its_address(driver: SimulatedDriver) -> None:
     driver.hotplug = True
-    run(driver)
+    assert run(driver) == 5, "the number that it has now"
     assert driver.asked == [ASIC_RESET, POST_RESET]
     assert driver.index == 5 and not driver.descriptors
     assert all(flags == EXCLUSIVE for flags in driver.flags)
@@ -221,9 +221,9 @@ def test_one_that_left_and_came_back_between_two_looks(driver: SimulatedDriver) 
 
 def test_a_card_that_is_held_is_never_reset(driver: SimulatedDriver) -> None:
     driver.others = 1
-    with pytest.raises(ResetError, match="tt-1 is not reset: a process holds it"):
+    with pytest.raises(ResetError, match="tt-1 is not reset: a process holds it") as caught:
         run(driver)
-    assert not driver.asked
+    assert not driver.asked and not caught.value.begun
 
 
 def test_a_number_that_is_another_cards_by_now_is_left_alone(driver: SimulatedDriver) -> None:
@@ -259,9 +259,10 @@ def test_memory_that_is_mapped_elsewhere(driver: SimulatedDriver) -> None:
 @pytest.mark.parametrize(("step", "words"), [(ASIC_RESET, "does not begin"), (POST_RESET, "does not start again")])
 def test_a_step_that_fails(driver: SimulatedDriver, step: int, words: str) -> None:
     driver.results[step] = 1
-    with pytest.raises(ResetError, match=rf"{words}.*\(result 1\)"):
+    with pytest.raises(ResetError, match=rf"{words}.*\(result 1\)") as caught:
         run(driver)
     assert driver.asked[-1] == step and not driver.descriptors
+    assert caught.value.begun is (step == POST_RESET)
 
 
 def test_a_card_that_does_not_come_back(driver: SimulatedDriver) -> None:

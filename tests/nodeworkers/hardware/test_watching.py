@@ -251,6 +251,33 @@ async def test_a_program_that_is_not_there_is_a_sentence() -> None:
     await asyncio.wait([running])
 
 
+async def test_of_200_cards_one_that_hangs_and_one_that_says_nothing_cost_themselves_alone(tmp_path: Path) -> None:
+    """Through the real process: looks go on, and of all others each is as well as it is."""
+    file = tmp_path / "machine.yaml"
+    file.write_text(
+        "tenstorrent: {cards: [{type: n150, count: 99}, {type: n300, fault: hang}, "
+        "{type: p150a, fault: empty-attribute}, {type: n150, count: 99}]}\n"
+    )
+    heard = Heard()
+    line = command("tenstorrent", file, tmp_path / "tree")
+    watching = Watching("tenstorrent", line, heard.sights.append, heard.silences.append, lambda: True, CALM)
+    running = asyncio.create_task(watching.run())
+    try:
+        await heard.until(lambda: len(heard.sights) >= 3)
+        for sight in heard.sights:
+            ill = {sight.cards[99].id: "Hangs", sight.cards[100].id: "AttributeEmpty"}
+            assert {card: trouble.reason for card, trouble in sight.troubles.items()} == ill
+            assert len(sight.cards) == 200 and sight.simulated and not sight.problem
+            well = [card for card in sight.cards if card.id not in ill]
+            assert {card.resource for card in well} == {"tenstorrent.com/n150"}
+            assert all(card.id in sight.readings for card in well)
+        assert not heard.silences and len({sight.cards for sight in heard.sights[1:]}) == 1
+    finally:
+        file.write_text("tenstorrent: {cards: []}\n")  # whoever waits for the card that hangs is let go
+        running.cancel()
+        await asyncio.wait([running])
+
+
 def test_hardware_is_seen_without_its_driver(tmp_path: Path) -> None:
     assert not plugged("nvidia", tmp_path)
     devices = tmp_path / "bus" / "pci" / "devices"

@@ -99,6 +99,39 @@ def test_nonsense_in_any_place_is_a_look_or_refused(data: st.DataObject) -> None
     assert refused.isprintable() and len(refused) < 400
 
 
+@given(
+    _sights,
+    st.lists(
+        st.tuples(st.floats(0, 1), st.sampled_from(["put", "cut", "flip", "double"]), st.binary(max_size=4)),
+        min_size=1, max_size=4,
+    ),
+)  # fmt: skip
+def test_a_line_that_is_broken_on_its_way_is_a_look_or_refused(
+    sight: Sight, broken: list[tuple[float, str, bytes]]
+) -> None:
+    """As when a library writes into it, or a process is killed in the middle of it."""
+    line = bytearray(encode(sight))
+    for where, how, what in broken:
+        place = int(where * len(line))
+        match how:
+            case "put":
+                line[place:place] = what
+            case "cut":
+                del line[place : place + 1 + len(what)]
+            case "flip":
+                line[place : place + 1] = bytes(byte ^ (what or b"\x20")[0] for byte in line[place : place + 1])
+            case "double":
+                line += line[place:]
+    refused = ""
+    try:
+        found = decode(bytes(line), "nvidia")
+    except WireError as error:
+        refused = str(error)
+    else:
+        assert decode(encode(found), "nvidia") == found
+    assert refused.isprintable() and len(refused) < 400
+
+
 def _set(*path: Any) -> Callable[[Any], None]:
     """Puts the last of `path` where the others lead."""
 
