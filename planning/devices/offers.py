@@ -65,6 +65,6 @@ class Refused(Exception):
 
 
 class Held(Refused):
-    """Devices that somebody else has. By DRA that may pass in a moment: a claim is another's as soon as its pod is deleted,
-    and the kubelet gives it back when the pod's containers have ended.
+    """Devices that somebody else has. By DRA that may pass in a moment: another claim gets them as soon as a pod is
+    deleted, and the kubelet gives the pod's claim back when its containers have ended.
     """

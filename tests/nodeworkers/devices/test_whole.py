@@ -163,7 +163,7 @@ def test_a_seat_brings_what_cuda_needs_and_outlives_its_configuration_while_it_i
         assert not {f"nvidia{index}" for index in range(8) if index not in (first, first + 1)} & there
 
     def told_of_seats() -> str:
-        return str(node.get("nodedevices", NODE).get("status", {}).get("seats", {}).get("problems"))
+        return str(node.get("nodedevices", NODE).get("status", {}).get("seats", {}))
 
     # One group is to have other GPUs, the other is to go: both are held, and stay as they are.
     node.apply(seats(("G01", [4, 5])))

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from planning.devices.cards import Card
-from planning.devices.offers import Device, Injection, Mount, Node, Refused
+from planning.devices.offers import Device, Held, Injection, Mount, Node, Refused
 
 N150 = "tenstorrent.com/n150"
 SEAT = "kyb.ai/gpu-2x-seat"
@@ -71,7 +71,7 @@ class SimulatedDevices:
             if not admin and not device.healthy:
                 raise Refused(f"The card {each} is not well: {device.message}")
             if not admin and self.held.get(each, claim) != claim:
-                raise Refused(f"The card {each} is held by another claim.")
+                raise Held(f"The card {each} is held by another claim.")
         if admin:
             self.admin += ids
         else:
