@@ -355,6 +355,10 @@ class Core:
         used = dict.fromkeys(card for id in ids for card in state.devices[id].cards)
         self._ready([state.cards[card] for card in used if card in state.cards])
 
+    def holds(self, claim: str) -> bool:
+        """As `Devices.holds`."""
+        return any(holder.claim == claim for holder in self._holdings.held.values())
+
     def release(self, claim: str) -> None:
         """As `Devices.release`."""
         ids = [id for each in self._records.claim(claim) for id in each.ids]
@@ -413,6 +417,9 @@ class View:
 
     def before_start(self, resource: str, ids: Sequence[str]) -> None:
         self._core.before_start(resource, ids)
+
+    def holds(self, claim: str) -> bool:
+        return self._core.holds(claim)
 
     def release(self, claim: str) -> None:
         self._core.release(claim)

@@ -42,5 +42,8 @@ class Devices(Protocol):
         within 25. Raises Refused.
         """
 
+    def holds(self, claim: str) -> bool:
+        """Whether a DRA claim has devices."""
+
     def release(self, claim: str) -> None:
         """A DRA claim's devices are given back; a claim that nobody knows is one that was given back before."""

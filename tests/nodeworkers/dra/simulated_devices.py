@@ -86,6 +86,9 @@ class SimulatedDevices:
         if (going := self.going.get(ids[0])) is not None and not going.wait(60.0):
             raise Refused(f"The card {ids[0]} is still being reset.")
 
+    def holds(self, claim: str) -> bool:
+        return claim in self.held.values()
+
     def release(self, claim: str) -> None:
         self.held = {each: holder for each, holder in self.held.items() if holder != claim}
 
