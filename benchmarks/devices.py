@@ -69,6 +69,9 @@ class SimulatedDevices:
 
     def before_start(self, resource: str, ids: Sequence[str]) -> None: ...
 
+    def holds(self, claim: str) -> bool:
+        return False
+
     def release(self, claim: str) -> None: ...
 
 

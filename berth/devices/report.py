@@ -125,7 +125,7 @@ def _seats(raw: Raw, console: Console) -> None:
     groups = seats.get("groups", 0)
     count = f"{seats.get('seats', 0)} on {groups} group{'' if groups == 1 else 's'}"
     console.print(f"\n[bold]Seats[/] {count}, by {escape(str(seats.get('source')))}")
-    for problem in _list(seats, "problems", inside=False):
+    for problem in (*_list(seats, "problems", inside=False), *_list(seats, "waiting", inside=False)):
         console.print(f"[red]![/] {escape(str(problem))}")
 
 

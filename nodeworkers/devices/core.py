@@ -28,7 +28,7 @@ from planning.devices.health import UNSEEN, Health, changes, judged, unanswered
 from planning.devices.held import device_of, replaced, seat_of
 from planning.devices.injection import allocated, lasting, pages_lacking
 from planning.devices.offering import Offering, Terms, offered
-from planning.devices.offers import Device, Injection, Refused
+from planning.devices.offers import Device, Held, Injection, Refused
 from planning.devices.preference import Affinity, preferred
 from planning.devices.report import FrontEnd
 from planning.devices.seats import SeatPlan, configured
@@ -332,7 +332,7 @@ class Core:
             # The kubelet asks anew for a pod's next container, the scheduler for a claim's next pod: nobody else may.
             if holder is not None and holder.claim != claim:
                 who = f"the claim {holder.claim}" if holder.claim else f"a pod, as {holder.resource}"
-                raise Refused(f"{id} is held by {who}. Delete the pod, so that it gets another device.")
+                raise Held(f"{id} is held by {who}. Delete the pod, so that it gets another device.")
         try:
             self._records.remember_allocation(resource, ids, found, time.time(), claim)
         except LedgerError as error:
@@ -354,6 +354,10 @@ class Core:
                 raise Refused(f"{id} is not well ({device.reason}): {device.message}")
         used = dict.fromkeys(card for id in ids for card in state.devices[id].cards)
         self._ready([state.cards[card] for card in used if card in state.cards])
+
+    def holds(self, claim: str) -> bool:
+        """As `Devices.holds`."""
+        return any(holder.claim == claim for holder in self._holdings.held.values())
 
     def release(self, claim: str) -> None:
         """As `Devices.release`."""
@@ -413,6 +417,9 @@ class View:
 
     def before_start(self, resource: str, ids: Sequence[str]) -> None:
         self._core.before_start(resource, ids)
+
+    def holds(self, claim: str) -> bool:
+        return self._core.holds(claim)
 
     def release(self, claim: str) -> None:
         self._core.release(claim)

@@ -33,13 +33,17 @@ class Devices(Protocol):
     def allocate(self, resource: str, ids: Sequence[str], claim: str = "", admin: bool = False) -> Injection:
         """What a container gets with these devices; recorded in the ledger. `claim`: uid of the DRA claim, which may
         come for other devices as well and then has them all. The same devices may be asked for time and again.
-        `admin`: to look at them, whoever has them and however they are; nothing is recorded. Raises Refused.
+        `admin`: to look at them, whoever has them and however they are; nothing is recorded. Raises Refused, or Held
+        where it may be had later.
         """
 
     def before_start(self, resource: str, ids: Sequence[str]) -> None:
         """May a container with these devices start (again)? Where cards are reset before, that takes seconds, and ends
         within 25. Raises Refused.
         """
+
+    def holds(self, claim: str) -> bool:
+        """Whether a DRA claim has devices."""
 
     def release(self, claim: str) -> None:
         """A DRA claim's devices are given back; a claim that nobody knows is one that was given back before."""

@@ -41,6 +41,7 @@ from nodeworkers.sockets import SocketError
 from planning.devices.cards import Card, Sight, Vendor
 from planning.devices.cdi import DriverFiles
 from planning.devices.health import Health
+from planning.devices.labels import labels
 from planning.devices.offering import Terms
 from planning.devices.report import CardHealth, Holder, Offer, Picture, Seats
 
@@ -123,6 +124,7 @@ class DeviceService:
         self._dra_problem = ""
         self._broken: dict[str, str] = {}
         self._reporting = Reporting(kube, node, self.picture)
+        self._well_seen: dict[Vendor, Sight] = {}
         self._watchings = [self._watching(vendor) for vendor in VENDORS]
 
     async def run(self) -> None:
@@ -178,12 +180,12 @@ class DeviceService:
         problems = [f"{each.vendor}: {each.problem}" for each in self._watchings if each.problem]
         problems += [sight.problem for each in self._watchings if (sight := each.sight) is not None and sight.problem]
         configuration = self._profiles.now
-        wrong = tuple(filter(None, (configuration.problem, *plan.problems, *plan.waiting)))
+        wrong = tuple(filter(None, (configuration.problem, *plan.problems)))
         seats = None
         if configuration.source or plan.seats:
             source = configuration.source or "what was configured before"
             generation = configuration.profile.generation if configuration.profile is not None else 0
-            seats = Seats(source, generation, len(plan.groups), len(plan.seats), wrong)
+            seats = Seats(source, generation, len(plan.groups), len(plan.seats), wrong, plan.waiting)
         return Picture(
             cards=list(state.cards.values()),
             health={
@@ -197,7 +199,14 @@ class DeviceService:
             problems=[*dict.fromkeys([*problems, *state.problems])],
             seats=seats,
             simulated=self._simulated,
+            labels=self._labels(),
         )  # fmt: skip
+
+    def _labels(self) -> dict[str, str] | None:
+        """None until each vendor's hardware was seen once: of what nobody has looked at yet, no label is taken away."""
+        if len(self._well_seen) < len(self._watchings):
+            return None
+        return labels(self._well_seen.values(), self._options.terms.aliases)
 
     def _holders(self) -> dict[str, Holder]:
         found = {}
@@ -226,6 +235,8 @@ class DeviceService:
         return Watching(vendor, line, self._saw, lambda why: self._fell_silent(vendor, why), there)
 
     def _saw(self, sight: Sight) -> None:
+        if not sight.problem:
+            self._well_seen[sight.vendor] = sight
         self._hardware.seen(sight)
         self.core.seen(self._resets.shown(sight))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import grpc.aio
@@ -23,14 +24,19 @@ from nodeworkers.dra.prepared import Given, Part, Prepared, PreparedClaims, edit
 from nodeworkers.ledger import LedgerError
 from nodeworkers.rpc import dra_pb2
 from planning.devices.claims import CDI_KIND, Portion, Result, cdi_device, portions, results
-from planning.devices.offers import Refused
+from planning.devices.offers import Held, Refused
 
 RESOURCECLAIMS: Final = Resource("resource.k8s.io", "v1", "resourceclaims", "ResourceClaim", True)
-READ_SECONDS: Final = 10.0
+READ_SECONDS: Final = 8.0
 """How long the API server has for a claim; the kubelet waits 45 s for the whole call."""
 
-READY_SECONDS: Final = 30.0
-"""How long cards have to be made ready; with READ_SECONDS it is less than the 45 s of the kubelet."""
+RETURN_SECONDS: Final = 8.0
+"""How long devices of a claim that is being given back are waited for: a kubelet that was refused tries again only
+after a minute or more.
+"""
+
+READY_SECONDS: Final = 26.0
+"""How long cards have to be made ready, which takes 25 s at most; with the others it is less than 45 s."""
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +52,8 @@ class Plugin:
         self._kube, self._node, self._devices, self._claims = kube, node, devices, claims
         self._turn = asyncio.Lock()  # claims come one after the other to the ledger, as the kubelet's admissions do
         self._under_way: dict[str, asyncio.Task[Prepared]] = {}
+        self._given_back = asyncio.Event()  # another one each time
+        self._unwanted: set[str] = set()  # claims that are to be given back while they are handed out
         self._beside = Beside()
 
     async def NodePrepareResources(
@@ -111,32 +119,63 @@ class Plugin:
         known = self._claims.get(asked.uid)
         if known is not None:
             return known
+        # A claim whose record was lost may have its devices nevertheless, in a pod that runs: then they stay its own.
+        had = self._devices.holds(asked.uid)
         try:
-            async with self._turn:
-                parts = portions(given, self._devices.offered())
-                prepared = self._allocate(asked, parts)
+            parts, prepared = await self._allocate_in_turn(asked, given, had=had)
             await self._make_ready(asked, parts)  # cards that are being reset hold up no other claim
             async with self._turn:
                 await asyncio.to_thread(self._claims.put, prepared)
         except Exception:
-            self._devices.release(asked.uid)
+            if not had:
+                self._release(asked)
             raise
         return prepared
 
-    async def _make_ready(self, asked: dra_pb2.Claim, parts: Sequence[Portion]) -> None:
-        mine = [part for part in parts if not part.admin]
+    async def _allocate_in_turn(
+        self, asked: dra_pb2.Claim, given: Sequence[Result], *, had: bool
+    ) -> tuple[Sequence[Portion], Prepared]:
+        """Waits for claims that are being given back: the scheduler gives their devices away before they are."""
+        until = asyncio.get_running_loop().time() + RETURN_SECONDS
+        while True:
+            try:
+                async with self._turn:
+                    parts = portions(given, self._devices.offered())
+                    return parts, self._allocate(asked, parts)
+            except Held:
+                if not had:
+                    self._devices.release(asked.uid)
+                if asked.uid in self._unwanted or not await self._something_returns(until):
+                    raise
 
-        def make_ready() -> None:
-            for part in mine:
-                self._devices.before_start(part.resource, part.ids)
-
+    async def _something_returns(self, until: float) -> bool:
         try:
-            await self._beside.run(f"before_start {asked.uid}", make_ready, READY_SECONDS)
+            async with asyncio.timeout_at(until):
+                await self._given_back.wait()
         except TimeoutError:
-            ids = ", ".join(id for part in mine for id in part.ids)
+            return False
+        return True
+
+    async def _make_ready(self, asked: dra_pb2.Claim, parts: Sequence[Portion]) -> None:
+        """All at once: what a claim that is refused has begun ends by itself, and begins nothing any more."""
+        mine: dict[str, list[str]] = {}
+        for part in parts:
+            if not part.admin:
+                mine.setdefault(part.resource, []).extend(part.ids)
+        ready = (
+            self._beside.run(
+                f"before_start {asked.uid} {resource}",
+                partial(self._devices.before_start, resource, ids),
+                READY_SECONDS,
+            )
+            for resource, ids in mine.items()
+        )
+        try:
+            await asyncio.gather(*ready)
+        except TimeoutError:
             raise Refused(
-                f"{ids} cannot be made ready for a container within {READY_SECONDS:.0f} s. The kubelet tries again; "
-                "see berth's log on this node."
+                f"{', '.join(id for ids in mine.values() for id in ids)} cannot be made ready for a container within "
+                f"{READY_SECONDS:.0f} s. The kubelet tries again; see berth's log on this node."
             ) from None
 
     def _allocate(self, asked: dra_pb2.Claim, parts: Sequence[Portion]) -> Prepared:
@@ -166,10 +205,22 @@ class Plugin:
     async def _take_back(self, asked: dra_pb2.Claim) -> None:
         """The record goes first: from then on no container starts with what the CDI spec named."""
         if (task := self._under_way.get(asked.uid)) is not None:
+            self._unwanted.add(asked.uid)
+            self._wake()
             await asyncio.wait([task])
+            self._unwanted.discard(asked.uid)
         async with self._turn:
             await asyncio.to_thread(self._claims.remove, asked.uid)
-            self._devices.release(asked.uid)
+            self._release(asked)
+
+    def _release(self, asked: dra_pb2.Claim) -> None:
+        self._devices.release(asked.uid)
+        self._wake()
+
+    def _wake(self) -> None:
+        """Those who wait for devices look again."""
+        self._given_back.set()
+        self._given_back = asyncio.Event()
 
 
 async def _answered(

@@ -62,3 +62,9 @@ class Refused(Exception):
     """Devices that cannot be had. The text is a sentence for the pod's owner: which, why, what to do. The kubelet fails
     the pod with it, for good.
     """
+
+
+class Held(Refused):
+    """Devices that somebody else has. By DRA that may pass in a moment: another claim gets them as soon as a pod is
+    deleted, and the kubelet gives the pod's claim back when its containers have ended.
+    """

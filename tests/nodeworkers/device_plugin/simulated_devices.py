@@ -92,6 +92,9 @@ class SimulatedDevices:
     def before_start(self, resource: str, ids: Sequence[str]) -> None:
         self._hang()
 
+    def holds(self, claim: str) -> bool:
+        raise AssertionError("the device plugin has no claims")
+
     def release(self, claim: str) -> None:
         raise AssertionError("the device plugin has no claims")
 

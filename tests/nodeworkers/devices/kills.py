@@ -21,38 +21,18 @@ from nodeworkers.device_plugin.podresources import PodResources
 from nodeworkers.devices.holdings import Listed, PodResourcesError
 from planning.devices.slices import DRIVER
 from stack import kubelet_root
-from tests.nodeworkers.devices.whole import GPU, N150, SEAT, Machine, pod
+from tests.nodeworkers.devices.whole import GPU, N150, SEAT, Machine, claiming, pod, template
 from tests.nodeworkers.pods import NODE
 
 FRONTS = ("--device-plugin", "tenstorrent.com/*", "--device-plugin", "kyb.ai/*", "--dra", "nvidia.com/*")
 BY_PLUGIN = {N150: 4, SEAT: 4}
 BY_DRA = {GPU: 4}
-CLASS = "berth-nvidia-gpu"
 TEMPLATE = "one-gpu"
 PLUGIN, DRA = "device-plugin", "dra"
 BOTH = frozenset({PLUGIN, DRA})
 LOAD = {"load": "yes"}
 Side = Literal["kubelet", "node"]
 Make = Callable[[str], dict[str, Any]]
-
-
-def template() -> dict[str, Any]:
-    """Of claims for one GPU."""
-    requests = [{"name": "gpu", "exactly": {"deviceClassName": CLASS}}]
-    return {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceClaimTemplate",
-        "metadata": {"name": TEMPLATE, "namespace": "default"},
-        "spec": {"spec": {"devices": {"requests": requests}}},
-    }
-
-
-def claiming(name: str, script: str = "sleep 100000", **metadata: Any) -> dict[str, Any]:
-    """A pod with a claim of that template."""
-    made = pod(name, GPU, script=script, **metadata)
-    made["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": TEMPLATE}]
-    made["spec"]["containers"][0]["resources"] = {"claims": [{"name": "gpu"}]}
-    return made
 
 
 def offered(slices: Sequence[Mapping[str, Any]]) -> dict[str, int]:
@@ -224,13 +204,13 @@ class Seen:
 
 LASTING: Mapping[str, Make] = {
     "lasting-card": lambda name: pod(name, N150, 2),
-    "lasting-claim": claiming,
+    "lasting-claim": lambda name: claiming(name, TEMPLATE),
     "lasting-named": lambda name: pod(name, GPU),
 }
 COMING: Mapping[str, Sequence[Make]] = {
     "card": (lambda name: pod(name, N150, script="sleep 1", labels=LOAD),),
     "gpu": (
-        lambda name: claiming(name, "sleep 1", labels=LOAD),
+        lambda name: claiming(name, TEMPLATE, "sleep 1", labels=LOAD),
         lambda name: pod(name, GPU, script="sleep 1", labels=LOAD),
     ),
 }
@@ -241,7 +221,7 @@ def kill(node: Machine, kills: int) -> Seen:
     and go in two rows. Asserts nothing: gives what was seen.
     """
     seen = Seen()
-    node.apply(template(), *(make(name) for name, make in LASTING.items()))
+    node.apply(template(TEMPLATE), *(make(name) for name, make in LASTING.items()))
     for name in LASTING:
         node.until_phase(name)
     loads = [Load(node, name, makes) for name, makes in COMING.items()]
@@ -253,6 +233,9 @@ def kill(node: Machine, kills: int) -> Seen:
             load.start()
         node.until("pods come and go", lambda: all(load.ended or load.trouble for load in loads), 120)
         spans = [_killed(node, ("kubelet", "node")[number % 2], watch, number, loads) for number in range(2 * kills)]
+        goes_on(
+            node, loads, 240
+        )  # a claim that was refused while nobody answered is tried again after a minute or more
         after = until_they_hold(node, watch)
     finally:
         for load in loads:
@@ -280,13 +263,18 @@ def _killed(node: Machine, victim: Side, watch: Watch, number: int, loads: Seque
     up = time.monotonic()
     watch.until_whole(up)
     if number % 4 == 3:  # a kubelet that is killed every few seconds would start no pod at all
-        before = [load.ended for load in loads]
-        node.until(
-            "pods come and go",
-            lambda: all(load.ended > ended or load.trouble for load, ended in zip(loads, before, strict=True)),
-            120,
-        )
+        goes_on(node, loads[:1], 120)
     return victim, up, time.monotonic()
+
+
+def goes_on(node: Machine, loads: Sequence[Load], seconds: float) -> None:
+    """Until another pod of each row has ended."""
+    before = [load.ended for load in loads]
+    node.until(
+        "pods come and go",
+        lambda: all(load.ended > ended or load.trouble for load, ended in zip(loads, before, strict=True)),
+        seconds,
+    )
 
 
 def until_they_hold(node: Machine, watch: Watch) -> dict[str, set[str]]:

@@ -15,8 +15,20 @@ from planning.devices.slices import UNHEALTHY
 from stack import StackError
 from stack.realnode import unavailable
 from tests.nodeworkers.csi_rig import needs_mounts
-from tests.nodeworkers.devices.kills import FRONTS, claiming, kill, template
-from tests.nodeworkers.devices.whole import CARDS, GPU, GPUS, N150, SEAT, Machine, machine, pod, seats
+from tests.nodeworkers.devices.kills import FRONTS, kill
+from tests.nodeworkers.devices.whole import (
+    CARDS,
+    GPU,
+    GPUS,
+    N150,
+    SEAT,
+    Machine,
+    claiming,
+    machine,
+    pod,
+    seats,
+    template,
+)
 from tests.nodeworkers.pods import NODE
 
 pytestmark = [
@@ -81,31 +93,36 @@ def test_a_card_that_dies_is_told_everywhere_and_comes_back(node: Machine) -> No
 
 def test_pods_get_gpus_by_claim_and_by_resource_name_and_are_told_of_trouble(node: Machine) -> None:
     assert not node.allocatable(GPU), "what DRA offers does not stand in allocatable"
-    two = pod("named", GPU, 2)
-    node.apply(template(), claiming("claim"), two)
-    had = {}
-    for name in ("claim", "named"):
+    node.apply(template("two", 2), claiming("claims", "two"), pod("named", GPU))
+    had: dict[str, set[int]] = {}
+    for name, count in (("claims", 2), ("named", 1)):
         node.until_phase(name)
         assert node.variables(name)["NVIDIA_VISIBLE_DEVICES"] == "void"
-        there = {file.removeprefix("nvidia") for file in node.inside(name, "ls /dev").split()}
-        had[name] = sorted(number for number in range(8) if str(number) in there)
-    assert len(had["claim"]) == 1 and len(had["named"]) == 2 and set(had["claim"]).isdisjoint(had["named"])
-    assert set(had["claim"] + had["named"]) <= {4, 5, 6, 7}, "the others are in groups of seats"
+        there = set(node.inside(name, "ls /dev").split())
+        had[name] = {number for number in range(8) if f"nvidia{number}" in there}
+        assert len(had[name]) == count and {"nvidiactl", "nvidia-uvm"} <= there
+    assert had["claims"].isdisjoint(had["named"])
+    assert had["claims"] | had["named"] <= {4, 5, 6, 7}, "the others are in groups of seats"
 
-    (ill,) = had["claim"]
+    def holders() -> set[str]:
+        devices = node.get("nodedevices", NODE)["status"]["devices"]
+        return {each["heldBy"]["pod"] for each in devices if each["resource"] == GPU and "heldBy" in each}
+
+    node.until("who has them is told", lambda: holders() == {"claims", "named"})
+    ill = min(had["claims"])
     models = [{"product": "H100"} | ({"fault": "lost"} if number == ill else {}) for number in range(8)]
     node.has(gpus={**GPUS, "gpus": models})
-    began = time.monotonic()
     node.until("it is tainted", lambda: [each["tainted"] for each in gpus(node)].count(True) == 1)
-    print(f"from the GPU's death to its taint: {time.monotonic() - began:.1f} s")
-    node.until("the pod is told", lambda: health(node, "claim") == {"Unhealthy": 1})
-    node.apply(pod("waiting", GPU, 1))
-    node.until_phase("waiting")
-    assert f"nvidia{ill}" not in node.inside("waiting", "ls /dev").split()
+    node.until("the pod is told", lambda: health(node, "claims") == {"Healthy": 1, "Unhealthy": 1})
+    node.apply(pod("late", GPU, 2))
+    node.until("two more wait", lambda: "cannot allocate all claims" in str(node.status("late").get("conditions")))
+    node.remove("named")
+    node.until_phase("late")
+    assert f"nvidia{ill}" not in node.inside("late", "ls /dev").split()
     node.has()
     node.until("it is well again", lambda: not any(each["tainted"] for each in gpus(node)))
-    node.until("the pod is told that it is", lambda: health(node, "claim") == {"Healthy": 1})
-    node.remove("claim", "named", "waiting")
+    node.until("the pod is told that it is", lambda: health(node, "claims") == {"Healthy": 2})
+    node.remove("claims", "late")
 
 
 def test_nothing_is_lost_or_given_twice_when_either_side_is_killed_under_load(node: Machine) -> None:
@@ -156,7 +173,7 @@ def test_a_seat_brings_what_cuda_needs_and_outlives_its_configuration_while_it_i
         assert not {f"nvidia{index}" for index in range(8) if index not in (first, first + 1)} & there
 
     def told_of_seats() -> str:
-        return str(node.get("nodedevices", NODE).get("status", {}).get("seats", {}).get("problems"))
+        return str(node.get("nodedevices", NODE).get("status", {}).get("seats", {}))
 
     # One group is to have other GPUs, the other is to go: both are held, and stay as they are.
     node.apply(seats(("G01", [4, 5])))

@@ -95,6 +95,25 @@ def pod(name: str, resource: str, count: int = 1, script: str = "sleep 100000", 
     }
 
 
+def claiming(name: str, template: str, script: str = "sleep 100000", **metadata: Any) -> dict[str, Any]:
+    """A pod whose container has the claim that is made for it of a ResourceClaimTemplate."""
+    made = pod(name, GPU, script=script, **metadata)
+    made["spec"]["resourceClaims"] = [{"name": "gpus", "resourceClaimTemplateName": template}]
+    made["spec"]["containers"][0]["resources"] = {"claims": [{"name": "gpus"}]}
+    return made
+
+
+def template(name: str, count: int = 1) -> dict[str, Any]:
+    """A ResourceClaimTemplate of so many GPUs."""
+    request = {"name": "gpu", "exactly": {"deviceClassName": "berth-nvidia-gpu", "count": count}}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"spec": {"devices": {"requests": [request]}}},
+    }
+
+
 def seats(*groups: tuple[str, Sequence[int | str]], per_group: int = 2, size: int = 2) -> dict[str, Any]:
     """A GPUSeatProfile."""
     profile = {

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from planning.devices.cards import Card
-from planning.devices.offers import Device, Injection, Mount, Node, Refused
+from planning.devices.offers import Device, Held, Injection, Mount, Node, Refused
 
 N150 = "tenstorrent.com/n150"
 SEAT = "kyb.ai/gpu-2x-seat"
@@ -71,7 +71,7 @@ class SimulatedDevices:
             if not admin and not device.healthy:
                 raise Refused(f"The card {each} is not well: {device.message}")
             if not admin and self.held.get(each, claim) != claim:
-                raise Refused(f"The card {each} is held by another claim.")
+                raise Held(f"The card {each} is held by another claim.")
         if admin:
             self.admin += ids
         else:
@@ -85,6 +85,9 @@ class SimulatedDevices:
         self.started.append(tuple(ids))
         if (going := self.going.get(ids[0])) is not None and not going.wait(60.0):
             raise Refused(f"The card {ids[0]} is still being reset.")
+
+    def holds(self, claim: str) -> bool:
+        return claim in self.held.values()
 
     def release(self, claim: str) -> None:
         self.held = {each: holder for each, holder in self.held.items() if holder != claim}

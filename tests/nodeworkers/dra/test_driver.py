@@ -115,7 +115,49 @@ async def test_a_claim_that_is_prepared_is_answered_from_the_record_alone_also_a
     assert specs(rig) == before
 
 
-async def test_each_claim_is_refused_for_its_own_reason(rig: Rig) -> None:
+async def test_a_claim_waits_until_the_one_before_it_is_given_back(rig: Rig) -> None:
+    before, other = rig.claim("before", result("r", B.id)), rig.claim("other", result("r", C.id))
+    after = rig.claim("after", result("r", A.id), result("s", B.id))
+    for asked in (before, other):
+        assert (await rig.kubelet.prepare(asked)).claims[asked["uid"]].error == ""
+    waiting = asyncio.ensure_future(rig.kubelet.prepare(after))
+    # What is not its own coming back changes nothing, and what it could have had nobody keeps meanwhile.
+    await rig.kubelet.unprepare(other)
+    done, _ = await asyncio.wait([waiting], timeout=0.3)
+    assert not done and rig.devices.held == {B.id: before["uid"]}
+    await rig.kubelet.unprepare(before)
+    assert (await waiting).claims[after["uid"]].error == ""
+    assert rig.devices.held == {A.id: after["uid"], B.id: after["uid"]}
+
+
+async def test_a_claim_that_waits_and_is_given_back_holds_up_nobody(rig: Rig) -> None:
+    before, after = rig.claim("before", result("r", A.id)), rig.claim("after", result("r", A.id))
+    assert (await rig.kubelet.prepare(before)).claims[before["uid"]].error == ""
+    waiting = asyncio.ensure_future(rig.kubelet.prepare(after))
+    done, _ = await asyncio.wait([waiting], timeout=0.3)
+    assert not done
+    async with asyncio.timeout(3):  # far less than it would wait
+        await rig.kubelet.unprepare(after)
+        assert "held by another claim" in (await waiting).claims[after["uid"]].error
+    assert rig.devices.held == {A.id: before["uid"]}
+
+
+async def test_a_claim_that_has_its_devices_keeps_them_when_it_is_refused(rig: Rig) -> None:
+    asked = rig.claim("c", result("r", A.id), result("s", B.id))
+    rig.devices.held |= {A.id: asked["uid"], B.id: asked["uid"]}  # by the kubelet's word: its record was lost
+    rig.devices.ail(B.id)
+    assert "not well" in (await rig.kubelet.prepare(asked)).claims[asked["uid"]].error
+    assert rig.devices.held == {A.id: asked["uid"], B.id: asked["uid"]}
+
+
+async def test_cards_of_one_claim_are_made_ready_at_once(rig: Rig) -> None:
+    asked = rig.claim("c", result("r", A.id), result("s", B.id))
+    assert (await rig.kubelet.prepare(asked)).claims[asked["uid"]].error == ""
+    assert [sorted(each) for each in rig.devices.started] == [sorted((A.id, B.id))]
+
+
+async def test_each_claim_is_refused_for_its_own_reason(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nodeworkers.dra.plugin.RETURN_SECONDS", 1.0)
     rig.devices.ail(C.id)
     good, held = rig.claim("good", result("r", A.id)), rig.claim("held", result("r", A.id))
     half = rig.claim("half", result("r", B.id), result("s", C.id))
