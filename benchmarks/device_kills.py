@@ -66,12 +66,14 @@ def tell_memory(stack: Stack, when: str, report: Report) -> None:
 def tell(seen: Seen, report: Report) -> None:
     """What was seen while both sides were killed."""
     for (victim, front), seconds in seen.away.items():
-        p50, most = statistics.median(seconds), max(seconds)
-        report.note({f"away, {victim} killed, {front}": {"p50": round(p50, 2), "max": round(most, 2), "all": seconds}})
+        p50, most, whole = statistics.median(seconds), max(seconds), seen.whole[victim, front]
+        title = f"{victim} killed, devices by {front} away"
+        report.note({title: {"p50": round(p50, 2), "max": round(most, 2), "all": seconds, "from the kill on": whole}})
         report.row(
-            f"{victim} killed, devices by {front} away",
+            title,
             f"{p50:.1f} / {most:.1f} s",
-            f"p50 / max of {len(seconds)} kills, from when both run; goal 5 s",
+            f"p50 / max of {len(seconds)} kills, from when both run; goal 5 s. From the kill on "
+            f"{statistics.median(whole):.1f} / {max(whole):.1f}",
         )
     lost = {"pods": seen.ended, "failed": len(seen.trouble), "unsaved": seen.unsaved, "doubled": len(seen.doubled)}
     report.note(lost | {"moved": len(seen.moved), "looks": seen.looks, "trouble": seen.trouble + seen.moved})

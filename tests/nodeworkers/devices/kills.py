@@ -190,10 +190,12 @@ class Load(Thread):
 @dataclass
 class Seen:
     """`away`: the longest that devices were missing while kubelet and berth ran, in seconds, after each kill, by who
-    was killed and by front end. `moved`: pods that held devices throughout, and did not keep them.
+    was killed and by front end; `whole` the same from the kill on. `moved`: pods that held devices throughout, and did
+    not keep them.
     """
 
     away: dict[tuple[Side, str], list[float]] = field(default_factory=dict)
+    whole: dict[tuple[Side, str], list[float]] = field(default_factory=dict)
     ended: int = 0
     unsaved: int = 0
     looks: int = 0
@@ -244,9 +246,10 @@ def kill(node: Machine, kills: int) -> Seen:
             load.join(250)
         watch.over.set()
         watch.join(20)
-    for victim, since, until in spans:
+    for victim, killed, since, until in spans:
         for front in sorted(BOTH):
             seen.away.setdefault((victim, front), []).append(away(watch.looks, front, since, until))
+            seen.whole.setdefault((victim, front), []).append(away(watch.looks, front, killed, until))
     seen.moved = [f"{name} had {before[name]}, has {after[name]}" for name in LASTING if before[name] != after[name]]
     seen.moved += [f"{name} ended" for name in LASTING if node.status(name).get("phase") != "Running"]
     seen.ended, seen.unsaved = sum(load.ended for load in loads), sum(load.unsaved for load in loads)
@@ -257,14 +260,17 @@ def kill(node: Machine, kills: int) -> Seen:
     return seen
 
 
-def _killed(node: Machine, victim: Side, watch: Watch, number: int, loads: Sequence[Load]) -> tuple[Side, float, float]:
-    """Who was killed, when it ran again, and until when both did."""
+def _killed(
+    node: Machine, victim: Side, watch: Watch, number: int, loads: Sequence[Load]
+) -> tuple[Side, float, float, float]:
+    """Who was killed and when, when it ran again, and until when both did."""
+    killed = time.monotonic()
     node.stack.wait_restarted(victim, node.stack.kill(victim), 60)
     up = time.monotonic()
     watch.until_whole(up)
     if number % 4 == 3:  # a kubelet that is killed every few seconds would start no pod at all
         goes_on(node, loads[:1], 120)
-    return victim, up, time.monotonic()
+    return victim, killed, up, time.monotonic()
 
 
 def goes_on(node: Machine, loads: Sequence[Load], seconds: float) -> None:

@@ -52,9 +52,11 @@ def test_a_device_in_two_pods_is_seen_whichever_way_they_got_it() -> None:
 
 def test_the_benchmark_tells_of_kills_and_of_memory() -> None:
     report = Report("")
-    seen = Seen({("kubelet", DRA): [0.2, 1.0, 0.4]}, ended=7, unsaved=1, looks=40, trouble=["p: why"])
+    after = {("kubelet", DRA): [2.5, 3.0, 1.0]}
+    seen = Seen({("kubelet", DRA): [0.2, 1.0, 0.4]}, cast(Any, after), ended=7, unsaved=1, looks=40, trouble=["p: why"])
     device_kills.tell(seen, report)
     assert report.rows[0][:2] == ("kubelet killed, devices by dra away", "0.4 / 1.0 s")
+    assert report.rows[0][2].endswith("From the kill on 2.5 / 3.0")
     assert report.values["failed"] == 1 and report.values["pods"] == 7 and report.values["doubled"] == 0
     device_kills.tell_memory(cast(Any, SimpleNamespace(pid=lambda name: os.getpid())), "at rest", report)
     told = report.values["memory at rest"]
