@@ -132,10 +132,9 @@ def test_nothing_is_lost_or_given_twice_when_either_side_is_killed_under_load(no
             assert took[-1] <= BACK, f"kill {number} of {victim}: all was back after {took[-1]:.1f} s"
             if number % 4 == 3:  # a kubelet that is killed every few seconds would start no pod at all
                 node.until("pods come and go", by_plugin.goes_on, 120)
-        # A claim that a kubelet could not prepare, for it had just begun, it tries again after a minute or more.
+        # What a kubelet that had just begun could not prepare it tries again after a minute or more.
         for load in loads:
-            load.goes_on()
-            node.until(f"pods of load {load.kind} come and go again", load.goes_on, 180)
+            node.until(f"pods of load {load.kind} came and went", load.goes_on, 180)
     finally:
         for load in loads:
             load.over.set()
@@ -221,6 +220,8 @@ class Load(Thread):
         self._node.apply(self._make(name, script="sleep 1", labels={"load": "yes"}))
         deadline = time.monotonic() + 240
         while (status := self._node.status(name)).get("phase") not in ("Succeeded", "Failed"):
+            if self.over.is_set():
+                return
             if time.monotonic() > deadline:
                 self.trouble.append(f"{name} is {status.get('phase')} after four minutes")
                 return
