@@ -173,6 +173,8 @@ class Load(Thread):
         self._node.apply(body)
         deadline = time.monotonic() + 240
         while (status := self._node.status(name)).get("phase") not in ("Succeeded", "Failed"):
+            if self.over.is_set():
+                return
             if time.monotonic() > deadline:
                 self.trouble.append(f"{name} is {status.get('phase')} after four minutes: {status}")
                 return
