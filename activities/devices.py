@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
@@ -34,7 +35,7 @@ CATCH_UP = 6.0
 AT_A_TIME = 16  # calls to the API server
 MOST = 400  # nodes that one look labels: it must come to its end
 SOON = 0.1  # seconds until the next look, where there was more to label or something changed meanwhile
-AGAIN = 30.0  # and where a write was refused
+AGAIN = 30.0  # and where a write was refused: until then it is not tried again
 
 _written = metrics.get_meter("berth.worker").create_counter(
     "berth_device_writes", description="Statuses of GPUSeatProfiles and labels of nodes that were written, by kind"
@@ -42,67 +43,90 @@ _written = metrics.get_meter("berth.worker").create_counter(
 
 
 class DeviceShows:
-    def __init__(self, cache: ClusterCache, kube: KubeClient, events: EventRecorder) -> None:
+    def __init__(
+        self,
+        cache: ClusterCache,
+        kube: KubeClient,
+        events: EventRecorder,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._cache = cache
         self._kube = kube
         self._events = events
+        self._clock = clock
         # By a node's UID: what it was to have, and the labels that it had once it did.
         self._settled: dict[str, tuple[Mapping[str, str], Mapping[str, str]]] = {}
-        self._passed_over: set[tuple[str, str]] = set()  # pods and seats of which that was said
+        self._refused: dict[str, float] = {}  # by a node's UID: when its labels were, of those that have no others yet
+        self._passed_over: set[tuple[str, str]] = set()  # UIDs of pods and the groups of which that was said
 
     @activity.defn(name=SHOW_DEVICES)
     async def show(self, look: DevicesLook) -> DevicesShown:
         """Raises Unavailable where the API server cannot be asked: it is repeated."""
         await self._cache.reach(look.fresh, CATCH_UP)
-        labelled, left, more = await self._label()
+        labelled, left = await self._label()
         shown, again = await self._tell()
         self._tell_preferences()
         said = (
             f"{_counted(shown, 'status', 'statuses')} and the labels of {_counted(labelled, 'node', 'nodes')} written"
         )
-        waits = [SOON] if more else []
-        waits += [each for each in (left, again) if each is not None]
+        waits = [each for each in (left, again) if each is not None]
         return DevicesShown(said, min(waits, default=None))
 
     # ---- labels
 
-    async def _label(self) -> tuple[int, float | None, bool]:
-        """How many nodes got other labels; when to look again for those that could not be written; whether more are
-        due.
-        """
+    async def _label(self) -> tuple[int, float | None]:
+        """How many nodes got other labels, and when to look again for those that are left."""
+        now = self._clock()
         by_name = {node.name: node for node in self._cache.nodes.items.values()}
         there = {node.uid for node in by_name.values()}
         self._settled = {uid: each for uid, each in self._settled.items() if uid in there}
-        due = [
+        self._refused = {uid: when for uid, when in self._refused.items() if uid in there}
+        unsettled = [
             (node, view.labels)
             for view in self._cache.node_devices.items.values()
             if view.labels is not None
             and (node := by_name.get(view.node)) is not None
             and self._settled.get(node.uid) != (view.labels, node.labels)
         ]
-        waits: list[float] = []
-        done = 0
+        # Those that were refused come last: however many there are, all others have their turn before.
+        unsettled.sort(key=lambda each: self._refused.get(each[0].uid, -math.inf))
+        held_back = [left for node, _ in unsettled if (left := self._held_back(node, now)) > 0]
+        due = [each for each in unsettled if self._held_back(each[0], now) <= 0]
+        waits = [max(SOON, min(held_back))] if held_back else []
+        done = settled = 0
 
         async def one(node: NodeView, wanted: Mapping[str, str]) -> None:
-            nonlocal done
+            nonlocal done, settled
             try:
                 done += await self._label_node(node, wanted)
+                if node.uid in self._settled:
+                    self._refused.pop(node.uid, None)
+                    settled += 1
             except (Conflict, NotFound):
                 waits.append(SOON)
             except Unavailable:
                 raise
             except KubeError as refused:
                 log.warning("the labels of node %s are not written: %s", node.name, refused)
+                self._refused[node.uid] = now
                 waits.append(AGAIN)
 
         await _each(partial(one, *each) for each in due[:MOST])
-        return done, min(waits, default=None), len(due) > MOST
+        if len(due) > MOST:
+            waits.append(SOON if settled else AGAIN)  # where nothing got on, another look at once would be a hot loop
+        return done, min(waits, default=None)
+
+    def _held_back(self, node: NodeView, now: float) -> float:
+        """For how many seconds it is not tried, because it was refused."""
+        return self._refused.get(node.uid, -math.inf) + AGAIN - now
 
     async def _label_node(self, node: NodeView, wanted: Mapping[str, str]) -> bool:
         """Whether something was written."""
         raw = await self._kube.get(NODES, node.name)
         meta = raw["metadata"]
         if meta["uid"] != node.uid:
+            self._settled.pop(node.uid, None)
             return False  # the new one's process will say what it has
         delta = changes(meta.get("labels") or {}, wanted, owned(raw, MANAGER))
         if delta:
@@ -115,19 +139,25 @@ class DeviceShows:
     # ---- seats
 
     def _tell_preferences(self) -> None:
-        """An Event for each pod that has a seat of another group than it prefers; once more by a worker that is new."""
-        found = passed_over(self._cache.node_devices.items.values(), self._cache.pods.items.values())
-        for pod, seat in found:
-            if (pod.uid, seat.id) not in self._passed_over:
+        """An Event for each pod that has a seat of another group than it prefers; once more by a worker that is new.
+
+        One for each group that it prefers, whatever seats its node says it has: nodes may say ever others.
+        """
+        pods = self._cache.pods.items.values()
+        there = {pod.uid for pod in pods}
+        self._passed_over = {each for each in self._passed_over if each[0] in there}
+        for pod, seat in passed_over(self._cache.node_devices.items.values(), pods):
+            if (pod.uid, pod.prefers) not in self._passed_over:
+                self._passed_over.add((pod.uid, pod.prefers))
                 self._events.record(
                     regarding=ObjectRef("v1", "Pod", pod.name, pod.namespace, pod.uid),
                     type="Normal",
                     reason="OtherGroup",
                     action="CompareGroups",
                     note=f"It prefers group {pod.prefers} and has seat {seat.id} of group {seat.group}. "
-                    f"Where seats come by device plugin any may be given; by DRA group {pod.prefers} had none free.",
+                    f"Where seats come by device plugin any may be given; by DRA, either no seat of group "
+                    f"{pod.prefers} was free, or the webhook did not answer when the pod was created.",
                 )
-        self._passed_over = {(pod.uid, seat.id) for pod, seat in found}
 
     async def _tell(self) -> tuple[int, float | None]:
         """How many statuses were written, and when to look again for those that could not be."""

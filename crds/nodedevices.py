@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, StrictBool, StrictStr
 
+from crds.gpuseatprofile import MOST_GROUPS, MOST_SEATS
 from crds.gpuworkload import Count, CRDModel, Int, LabelKey, LabelValue, ObjectName, Time
 
 KIND = "NodeDevices"
@@ -100,8 +101,8 @@ class SeatConfiguration(CRDModel):
 
     source: Short = Field(description="The GPUSeatProfile, or the file.")
     generation: Count | None = None
-    groups: Count
-    seats: Count
+    groups: Annotated[Count, Field(le=MOST_GROUPS)]
+    seats: Annotated[Count, Field(le=MOST_GROUPS * MOST_SEATS)]
     problems: Annotated[list[Sentence], Field(max_length=MOST_PROBLEMS)] | None = None
     waiting: Annotated[list[Sentence], Field(max_length=MOST_PROBLEMS)] | None = Field(
         default=None, description="What waits for pods that run."

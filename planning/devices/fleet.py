@@ -7,10 +7,12 @@ asks for only those count that tell of accelerators. Here it is found, too, whic
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from crds.gpuseatprofile import MOST_NAME, MOST_SEATS
 from planning.accelerators import seat_size
 from planning.conditions import conditions
 from planning.devices.labels import admitted
@@ -18,6 +20,8 @@ from planning.devices.seat_profiles import SeatProfileView, chosen, seat_profile
 from planning.devices.seat_status import Verdict, reported
 from planning.model import PodView
 from planning.podspecs import mapping, mappings
+
+_SEAT = re.compile(rf"kyb-([A-Za-z0-9-]{{1,{MOST_NAME}}})-s([1-9][0-9]{{0,3}})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,28 +66,33 @@ def node_devices_view(raw: Mapping[str, Any]) -> NodeDevicesView:
 
 
 def held_seats(raw: Mapping[str, Any]) -> tuple[HeldSeat, ...]:
-    """Of a NodeDevices."""
+    """Of a NodeDevices. What is not named as a seat of its group is none: a node could make up any number of them."""
     found = []
     for device in mappings(mapping(raw.get("status")).get("devices")):
         holder = mapping(device.get("heldBy"))
         words = device.get("id"), device.get("group"), holder.get("namespace"), holder.get("pod")
         told = [each for each in words if isinstance(each, str) and each]
         if len(told) == len(words) and seat_size(str(device.get("resource"))):
-            found.append(HeldSeat(*told))
+            seat = HeldSeat(*told)
+            if _of_its_group(seat):
+                found.append(seat)
     return tuple(found)
 
 
 def passed_over(nodes: Iterable[NodeDevicesView], pods: Iterable[PodView]) -> list[tuple[PodView, HeldSeat]]:
-    """The pods that hold a seat of another group than they prefer. A node is believed about pods that it runs."""
+    """The pods that hold a seat of another group than they prefer, each once, with the first such seat. A node is
+    believed about pods that it runs.
+    """
     prefer = {(pod.node, pod.namespace, pod.name): pod for pod in pods if pod.prefers}
     if not prefer:
         return []
-    return [
-        (pod, seat)
-        for view in nodes
-        for seat in view.held
-        if (pod := prefer.get((view.node, seat.namespace, seat.pod))) is not None and pod.prefers != seat.group
-    ]
+    found: dict[str, tuple[PodView, HeldSeat]] = {}
+    for view in nodes:
+        for seat in view.held:
+            pod = prefer.get((view.node, seat.namespace, seat.pod))
+            if pod is not None and pod.prefers != seat.group:
+                found.setdefault(pod.uid, (pod, seat))
+    return list(found.values())
 
 
 def seat_standing(raw: Mapping[str, Any]) -> SeatStanding:
@@ -115,6 +124,11 @@ def news(before: Mapping[str, Any], due: Mapping[str, Any]) -> list[Mapping[str,
         for each in conditions(due)
         if each["status"] == "True" and shown.get(each["type"]) != (each["status"], each["reason"])
     ]
+
+
+def _of_its_group(seat: HeldSeat) -> bool:
+    named = _SEAT.fullmatch(seat.id)
+    return named is not None and named[1] == seat.group and int(named[2]) <= MOST_SEATS
 
 
 def _by_file(seats: Mapping[str, Any]) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from crds.gpuseatprofile import MOST_SHOWN, GPUSeatProfileSpec
+from crds.gpuseatprofile import MOST_GROUPS, MOST_SEATS, MOST_SHOWN, GPUSeatProfileSpec
 from planning.conditions import condition
 from planning.devices.seat_profiles import Configuration, SeatProfileView
 from planning.devices.seats import SeatPlan
@@ -50,6 +50,8 @@ def verdicts(node: str, configuration: Configuration, plan: SeatPlan) -> list[Ve
 def reported(node: str, configuration: Configuration, seats: Mapping[str, Any] | None) -> list[Verdict]:
     """The same, from what the node's NodeDevices says (`status.seats`), for whoever is not that node. `configuration`:
     what `seat_profiles.chosen` makes of its labels. A node that names another source has not looked at this one yet.
+    None has more groups and seats than there can be: a sum of whatever nodes say would not fit its field, and the API
+    server would then take no status at all.
     """
     first, said = configuration.profile, seats if isinstance(seats, Mapping) else {}
     if first is None:
@@ -61,6 +63,7 @@ def reported(node: str, configuration: Configuration, seats: Mapping[str, Any] |
         return [Verdict(node, first.uid, 0), *others]
     generation, groups, count = (_count(said.get(key)) for key in ("generation", "groups", "seats"))
     problems, waiting = (_sentences(said.get(key)) for key in ("problems", "waiting"))
+    groups, count = min(groups, MOST_GROUPS), min(count, MOST_GROUPS * MOST_SEATS)
     return [Verdict(node, first.uid, generation, groups, count, problems, waiting), *others]
 
 

@@ -35,7 +35,8 @@ class World:
 
     def __init__(self, api: FakeApi, kube: Any, cache: ClusterCache) -> None:
         self.api, self.cache, self.events = api, cache, Recorder()
-        self.shows = DeviceShows(cache, kube, cast(Any, self.events))
+        self.now = 1000.0
+        self.shows = DeviceShows(cache, kube, cast(Any, self.events), clock=lambda: self.now)
 
     def node(self, name: str, labels: dict[str, str] | None = None, managed: tuple[str, ...] = ()) -> None:
         fields: dict[str, Any] = {"f:metadata": {"f:labels": {f"f:{key}": {} for key in managed}}}
@@ -220,8 +221,49 @@ async def test_what_is_refused_keeps_nothing_else_from_being_written(
     world.api.fail(status=status, reason=reason, contains="/nodes/a", method="PATCH")
     shown = await world.look()
     assert shown == DevicesShown("1 status and the labels of 1 node written", within)
+    world.now += within
     await world.look()
     assert world.labels("a") == world.labels("b") == {COUNT: "8"}
+
+
+async def test_nodes_that_are_refused_leave_the_others_their_turn_and_wait_for_theirs(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "MOST", 3)
+    for node in ("bad-1", "bad-2", "bad-3", "well"):
+        world.node(node)
+        world.says(node, labels={COUNT: "8"})
+    world.api.fail(status=403, reason="Forbidden", contains="/nodes/bad", method="PATCH", count=100)
+    assert (await world.look()).within == AGAIN, "nothing was written: no look at once"
+    world.now += 10
+    assert (await world.look()).within == AGAIN - 10
+    assert world.labels("well") == {COUNT: "8"} and world.writes("/nodes/bad") == 3
+    world.now += 10
+    world.says("bad-1", labels={COUNT: "9"})
+    assert (await world.look()).within == AGAIN - 20 and world.writes("/nodes/bad") == 3
+    world.now += 10
+    for node in ("late-1", "late-2"):
+        world.node(node)
+        world.says(node, labels={COUNT: "8"})
+    assert (await world.look()).within == SOON and world.writes("/nodes/bad") == 4
+    assert world.labels("late-1") == world.labels("late-2") == {COUNT: "8"}
+    world.api.faults.clear()
+    world.now += AGAIN
+    await world.look()
+    assert [world.labels(f"bad-{number}")[COUNT] for number in (1, 2, 3)] == ["9", "8", "8"]
+
+
+async def test_nodes_that_have_their_labels_keep_no_others_waiting(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "MOST", 1)
+    world.node("has", {COUNT: "8"}, managed=(COUNT,))
+    world.node("lacks")
+    for node in ("has", "lacks"):
+        world.says(node, labels={COUNT: "8"})
+    assert (await world.look()).within == SOON
+    await world.look()
+    assert world.labels("lacks") == {COUNT: "8"}
 
 
 async def test_an_api_server_that_is_away_is_for_temporal_to_try_again(world: World) -> None:
@@ -254,12 +296,16 @@ async def test_a_pod_with_a_seat_of_another_group_than_it_prefers_is_told_once(w
     ((name, type, reason, note),) = world.events.events
     assert (name, type, reason) == ("wrong", "Normal", "OtherGroup")
     assert note.startswith("It prefers group G23 and has seat kyb-G01-s2 of group G01.")
+    assert "by DRA, either no seat of group G23 was free, or the webhook did not answer when" in note
     await world.look()
     assert len(world.events.events) == 1
     world.says("n", serving(), devices=[])
     await world.look()
-    world.says("n", serving(), devices=[seat("G45", 1, "wrong")])
+    world.says("n", serving(), devices=[seat(f"G{number}", 1, "wrong") for number in range(40, 60)])
+    await world.look()
+    assert len(world.events.events) == 1, "whatever its node makes up"
+    pod("wrong", "G77")
     await world.look()
     assert [note.partition(".")[0] for *_, note in world.events.events[1:]] == [
-        "It prefers group G23 and has seat kyb-G45-s1 of group G45"
+        "It prefers group G77 and has seat kyb-G40-s1 of group G40"
     ]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crds.gpuseatprofile import MOST_SHOWN, GPUSeatProfileStatus
+from crds.gpuseatprofile import MOST_GROUPS, MOST_SEATS, MOST_SHOWN, GPUSeatProfileStatus
 from planning.devices.seat_profiles import chosen
 from planning.devices.seat_status import Verdict, reported, seat_status, verdicts
 from planning.devices.seats import configured
@@ -137,6 +137,13 @@ def test_what_a_node_reports_of_its_seats_is_its_verdict() -> None:
         mine, second = reported("node-1", configuration, behind)
         assert (mine.generation, mine.seats, mine.problems) == (0, 0, ()) and second == own[1]
     assert reported("node-1", chosen([], {}), seats) == []
+
+
+def test_a_node_that_makes_up_seats_keeps_no_status_from_being_written() -> None:
+    configuration, int32 = chosen([view("pairs")], {}), 2**31 - 1
+    seats = {"source": configuration.source, "generation": 3, "groups": int32, "seats": int32}
+    status = told(*(each for node in ("a", "b") for each in reported(node, configuration, seats)))
+    assert (status["groups"], status["seats"]) == (2 * MOST_GROUPS, 2 * MOST_GROUPS * MOST_SEATS)
 
 
 @given(anything, anything)
