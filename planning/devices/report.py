@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from crds.gpuseatprofile import MOST_GROUPS, MOST_SEATS
 from crds.gpuworkload import API_VERSION
 from crds.nodedevices import (
     KIND,
@@ -247,8 +248,9 @@ def _seats(seats: Seats | None) -> dict[str, Any] | None:
         {
             "source": _cut(seats.source, 128),
             "generation": seats.generation or None,
-            "groups": seats.groups,
-            "seats": seats.seats,
+            # Found groups of one may be more on a node of more GPUs than any has.
+            "groups": min(seats.groups, MOST_GROUPS),
+            "seats": min(seats.seats, MOST_GROUPS * MOST_SEATS),
             "problems": [_cut(each, 512) for each in seats.problems[:MOST_PROBLEMS]] or None,
             "waiting": [_cut(each, 512) for each in seats.waiting[:MOST_PROBLEMS]] or None,
         }

@@ -38,6 +38,7 @@ class World:
 
 async def test_a_thousand_nodes_within_a_moment_are_one_poke(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch)
+    monkeypatch.setattr(devices, "PAUSE", 1.0)  # the moment, also on a busy machine
     running = asyncio.create_task(world.watch.run())
     for number in range(1000):
         world.says(f"n{number}", number + 1, seats={"seats": 4})

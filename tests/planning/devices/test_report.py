@@ -129,3 +129,9 @@ def test_labels_and_what_waits_are_told_and_no_labels_are_not_the_same_as_none_k
     assert told["seats"]["waiting"] == ["Group G01 waits."] and told["labels"] == {"a": "1", "b": "2"}
     assert status(Picture(labels={}), 0.0)["labels"] == {} and "labels" not in status(Picture(), 0.0)
     assert len(status(Picture(labels={f"k{number}": "" for number in range(99)}), 0.0)["labels"]) == 64
+
+
+def test_more_groups_than_a_profile_may_name_are_written_all_the_same() -> None:
+    seats = Seats("GPUSeatProfile pairs", 1, 200, 12_800)
+    told = NodeDevicesStatus.model_validate(status(Picture((), {}, {}, seats=seats), 0.0)).seats
+    assert told is not None and (told.groups, told.seats) == (64, 4096)
