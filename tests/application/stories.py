@@ -8,7 +8,12 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from temporalio.api.enums.v1 import RoutingConfigUpdateState
+from temporalio.api.workflowservice.v1 import DescribeWorkerDeploymentRequest
+
 from berth.cli.application import after_up, application_processes
+from berth.process import ProcessOptions, connect_temporal
+from berth.version import DEPLOYMENT
 from stack import Stack, UpOptions
 
 Begun = dict[str, asyncio.Task[None]]
@@ -61,6 +66,22 @@ async def installation(
             after_up=lambda endpoints: after_up(endpoints, dict(settings)),
         )
     try:
+        await _gets_work(stack)
         yield stack
     finally:
         await asyncio.to_thread(stack.down)
+
+
+async def _gets_work(stack: Stack) -> None:
+    """Waits until Temporal has told its task queues which worker gets work. A workflow of its own does so a moment
+    after the worker's version is the current one; killed in that moment it tries again only after a minute.
+    """
+    address, namespace = stack.endpoints.temporal_address, stack.endpoints.temporal_namespace
+    temporal = await connect_temporal(ProcessOptions(temporal_address=address, temporal_namespace=namespace))
+    asked = DescribeWorkerDeploymentRequest(namespace=namespace, deployment_name=DEPLOYMENT)
+    async with asyncio.timeout(60):
+        while True:
+            told = (await temporal.workflow_service.describe_worker_deployment(asked)).worker_deployment_info
+            if told.routing_config_update_state == RoutingConfigUpdateState.ROUTING_CONFIG_UPDATE_STATE_COMPLETED:
+                return
+            await asyncio.sleep(0.1)
