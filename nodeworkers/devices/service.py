@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kube.client import KubeClient
@@ -41,12 +41,16 @@ from nodeworkers.sockets import SocketError
 from planning.devices.cards import Card, Sight, Vendor
 from planning.devices.cdi import DriverFiles
 from planning.devices.health import Health
+from planning.devices.injection import lasting
 from planning.devices.labels import labels
 from planning.devices.offering import Terms
 from planning.devices.report import CardHealth, Holder, Offer, Picture, Seats
 
 VENDORS: tuple[Vendor, ...] = ("nvidia", "tenstorrent")
-_LAST_RESETS = 20.0  # seconds that resets get to end with the process; the DaemonSet has 30
+# Seconds that resets get to end with the process. They come last, when the worker has drained and servers have ended:
+# the DaemonSet's terminationGracePeriodSeconds covers all of it.
+_LAST_RESETS = 20.0
+_FIRST_LOOKS = 60.0  # seconds after the start for which labels wait for a vendor of which nothing was seen
 _AGAIN = 10.0  # seconds until DRA's sockets are tried again
 _log = logging.getLogger(__name__)
 
@@ -124,7 +128,8 @@ class DeviceService:
         self._dra_problem = ""
         self._broken: dict[str, str] = {}
         self._reporting = Reporting(kube, node, self.picture)
-        self._well_seen: dict[Vendor, Sight] = {}
+        self._looks: dict[Vendor, Sight] = {}  # the last without a problem; until there is one, the last
+        self._began = time.monotonic()
         self._watchings = [self._watching(vendor) for vendor in VENDORS]
 
     async def run(self) -> None:
@@ -203,10 +208,27 @@ class DeviceService:
         )  # fmt: skip
 
     def _labels(self) -> dict[str, str] | None:
-        """None until each vendor's hardware was seen once: of what nobody has looked at yet, no label is taken away."""
-        if len(self._well_seen) < len(self._watchings):
+        """None until something is known of each vendor's hardware: of what nobody has looked at yet, no label is taken
+        away. Not for long: one vendor that shows nothing would keep the labels of all others from being said.
+        """
+        waits = time.monotonic() - self._began < _FIRST_LOOKS
+        known = [self._known(each.vendor, waits) for each in self._watchings]
+        if waits and None in known:
             return None
-        return labels(self._well_seen.values(), self._options.terms.aliases)
+        return labels(filter(None, known), self._options.terms.aliases)
+
+    def _known(self, vendor: Vendor, waits: bool) -> Sight | None:
+        """What labels tell of a vendor. Where it was not seen without a problem yet, that may last: its cards are those
+        that the core knows then, also from the last run. None where there are none, or a look is waited for.
+        """
+        look, state = self._looks.get(vendor), self.core.state
+        if look is None or look.problem:
+            cards = tuple(card for card in state.cards.values() if card.vendor == vendor)
+            if not cards or (look is None and waits):
+                return None
+            look = replace(look or Sight(vendor, simulated=self._simulated), cards=cards)
+        # What is gone for its reset, or was not looked at, tells no facts.
+        return replace(look, host={**lasting(state.host), **look.host})
 
     def _holders(self) -> dict[str, Holder]:
         found = {}
@@ -235,10 +257,11 @@ class DeviceService:
         return Watching(vendor, line, self._saw, lambda why: self._fell_silent(vendor, why), there)
 
     def _saw(self, sight: Sight) -> None:
-        if not sight.problem:
-            self._well_seen[sight.vendor] = sight
-        self._hardware.seen(sight)
-        self.core.seen(self._resets.shown(sight))
+        shown = self._resets.shown(sight)
+        if not shown.problem or self._looks.get(shown.vendor, shown).problem:
+            self._looks[shown.vendor] = shown
+        self._hardware.seen(shown)
+        self.core.seen(shown)
 
     def _fell_silent(self, vendor: Vendor, why: str) -> None:
         self._hardware.silent(vendor, why)

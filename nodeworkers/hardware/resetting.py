@@ -23,6 +23,7 @@ LOOK_SECONDS = 4.0  # of them for cards to be seen again: there is a look every 
 RESET_SECONDS = 30.0  # that a card may take for its reset before it counts as ill
 BACK_SECONDS = 10.0  # that it may then take until it is seen well
 UNFIT_SECONDS = 300.0  # that one counts as ill whose reset failed midway; then it may be tried again
+UNTOLD_SECONDS = 60.0  # for which a reset counts whose end nobody was told: the kubelet tries again before
 _PAUSE = 0.05
 _LAST_WORDS = 400  # characters
 _log = logging.getLogger(__name__)
@@ -100,11 +101,11 @@ class Resets:
     # ---- one reset
 
     def _begun(self, card: Card) -> _Run:
-        """The card's reset that goes on, whose end nobody was told, or that failed midway not long ago; a new one
-        otherwise. Raises Refused.
+        """The card's reset that goes on, or that has ended not long ago and nobody was told or that failed midway; a
+        new one otherwise. Raises Refused.
         """
         run = self._runs.get(card.id)
-        if run is not None and (not self._over(run, 0.0) or self._trouble(run) or not (run.told or _refused(run))):
+        if run is not None and (not self._over(run, 0.0) or self._trouble(run) or self._untold(run)):
             return run
         try:
             process = subprocess.Popen(
@@ -115,6 +116,13 @@ class Resets:
             raise Refused(f"{card.id} cannot be reset: {error.strerror or error}. Install berth anew.") from error
         self._runs[card.id] = run = _Run(card, process, self._clock())
         return run
+
+    def _untold(self, run: _Run) -> bool:
+        """Whether it has succeeded, and whoever asked for it may still ask again. Later that is somebody else, and the
+        card may have been used meanwhile.
+        """
+        recent = run.ended is not None and self._clock() - run.ended < UNTOLD_SECONDS
+        return recent and not run.told and not _refused(run)
 
     def _over(self, run: _Run, seconds: float) -> bool:
         """Whether it has ended, within so many seconds."""

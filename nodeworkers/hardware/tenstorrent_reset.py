@@ -1,5 +1,5 @@
-"""Whether anybody holds a Tenstorrent card, by its driver's own lock, and the reset of one that nobody holds: for
-whoever was asked to have cards reset between their tenants, and for nobody else.
+"""The reset of a Tenstorrent card that nobody holds, by its driver's own lock: for whoever was asked to have cards
+reset between their tenants, and for nobody else.
 
 A reset takes the card from every process that has it open. The driver does not ask whose it is, so this does: the card
 stays open exclusively (tt-kmd 2.10) from the proof that it is idle to the end of the reset.
@@ -78,21 +78,6 @@ class Patience:
 
     clock: Callable[[], float] = time.monotonic
     pause: Callable[[float], None] = time.sleep
-
-
-def held(card: Card, calls: Calls | None = None) -> bool | None:
-    """Whether any process of the machine has the card open; None where that cannot be told: the driver is older than
-    2.10, or the node cannot be opened. Nobody else can open the card for the microseconds that this takes.
-    """
-    if not exclusive(card) or not card.nodes:
-        return None
-    calls = calls or Kernel()
-    try:
-        descriptor = calls.open(card.nodes[0], EXCLUSIVE)
-    except OSError as error:
-        return True if error.errno in (errno.EAGAIN, errno.EBUSY) else None
-    calls.close(descriptor)
-    return False
 
 
 def exclusive(card: Card) -> bool:

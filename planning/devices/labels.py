@@ -27,7 +27,7 @@ _KEY_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 
 
 def labels(sights: Iterable[Sight], aliases: Mapping[str, str] | None = None) -> dict[str, str]:
-    """All labels, from the last sight of each vendor that had no problem. `aliases`: resource → the one that it is
+    """All labels, from one sight of each vendor. `aliases`: resource → the one that it is
     offered as. Keys and values are such as the API server takes; what could be none is left out.
 
     `berth.dev/<vendor>.` count (whole cards), card.<product> (how many of that), product, memory (MiB, the least of a

@@ -12,6 +12,8 @@ import typer.main
 
 from berth.cli import command_line
 from berth.install import manifests
+from berth.node_process import DRAIN
+from nodeworkers.devices import service
 from planning.caches.volumes import DRIVER
 from stack import Stack
 
@@ -77,6 +79,13 @@ def test_every_node_has_it_and_nothing_more_than_it_needs() -> None:
     assert container()["securityContext"]["readOnlyRootFilesystem"] is True
     named = {each["name"]: each.get("valueFrom") for each in container()["env"]}
     assert named["NODE_NAME"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
+
+
+def test_it_may_end_what_it_began() -> None:
+    """A card whose reset is killed midway is lost until somebody resets it by force."""
+    servers = 2 * 10  # seconds for their last calls: CSI's, then DRA's (nodeworkers/sockets.py)
+    grace = daemon_set()["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    assert grace > DRAIN.total_seconds() + servers + service._LAST_RESETS
 
 
 def test_its_namespace_admits_it() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from nodeworkers.devices import metrics, service
 from nodeworkers.devices.core import FrontEnds
 from nodeworkers.devices.service import DeviceOptions, DeviceService
 from nodeworkers.dra.prepared import Given, Part, Prepared, PreparedClaims, edits
+from nodeworkers.hardware.resetting import Resets
 from nodeworkers.hardware.simulated import Simulated
 from nodeworkers.inventory import Hardware
 from nodeworkers.ledger import Ledger
@@ -143,6 +145,74 @@ async def test_each_state_of_a_card_is_an_event_of_its_own(node: Node, state: An
     made._events = cast(Any, SimpleNamespace(record=lambda **event: told.append((event["reason"], event["type"]))))
     made._told("GPU-0", Health(state), "A sentence.")
     assert told == [(reason, kind)]
+
+
+# --- labels --------------------------------------------------------------------------------------------------------
+
+TT = Card(
+    "tt-1", "tenstorrent", "n150", "tenstorrent.com/n150", 0, "0000:01:00.0", memory_mib=12288,
+    nodes=("/dev/tenstorrent/0",), driver="2.10.0", firmware="18.12.0.0",
+)  # fmt: skip
+TT_SEEN = Sight("tenstorrent", (TT,), host={"driver": "2.10.0", "iommu/tt-1": "translated"})
+TROUBLED = Sight("nvidia", GPUS, problem="The driver tells no events.", host={"cuda": "13.0"})
+
+
+async def labelled(made: DeviceService, *sights: Sight) -> dict[str, str] | None:
+    for sight in sights:
+        made._saw(sight)
+    await made.core.settle()
+    found = made.picture().labels
+    return None if found is None else dict(found)
+
+
+async def test_a_reset_takes_no_label_away(node: Node) -> None:
+    made = node.begin()
+    before = await labelled(made, Sight("nvidia"), TT_SEEN)
+    assert before is not None and before["berth.dev/tenstorrent.iommu"] == "translated"
+    made._resets = Resets(lambda card: [sys.executable, "-I", "-c", "import time; time.sleep(600)"])
+    with pytest.raises(Refused, match="still being reset"):
+        made._resets.reset([TT], 0.0)
+    try:
+        assert await labelled(made, Sight("tenstorrent", host={"driver": "2.10.0"})) == before
+    finally:
+        process = made._resets._runs[TT.id].process
+        process.kill()
+        process.communicate()
+
+
+async def test_a_vendor_in_lasting_trouble_is_labelled_by_what_is_known_of_it(node: Node) -> None:
+    made = node.begin()
+    assert await labelled(made, TT_SEEN) is None, "nobody has looked at NVIDIA's"
+    found = await labelled(made, TROUBLED)
+    assert found is not None and found["berth.dev/tenstorrent.count"] == "1"
+    assert found["berth.dev/nvidia.count"] == "2" and found["berth.dev/nvidia.cuda"] == "13.0"
+
+    made = node.begin()  # and remembers them
+    silent = Sight("nvidia", problem="The driver does not answer.")
+    found = await labelled(made, TT_SEEN, silent)
+    assert found is not None and found["berth.dev/nvidia.count"] == "2"
+    assert await labelled(made, Sight("nvidia", GPUS[:1])), "what is seen well counts from then on"
+    found = await labelled(made, silent)
+    assert found is not None and found["berth.dev/nvidia.count"] == "1"
+
+
+async def test_a_vendor_that_nobody_sees_is_waited_for_and_not_for_ever(node: Node) -> None:
+    made = node.begin()
+    assert await labelled(made, TT_SEEN) is None
+    assert await labelled(made, Sight("nvidia", problem="The driver lists no GPUs.")) is None
+    made._began -= service._FIRST_LOOKS
+    found = await labelled(made)
+    assert found is not None and found["berth.dev/tenstorrent.count"] == "1"
+    assert not any("nvidia" in key for key in found)
+
+
+async def test_what_was_known_of_a_vendor_is_said_where_nobody_sees_it_after_the_start(node: Node) -> None:
+    assert await labelled(node.begin(), TT_SEEN, Sight("nvidia", GPUS))
+    made = node.begin()
+    assert await labelled(made, TT_SEEN) is None, "a look may be on its way"
+    made._began -= service._FIRST_LOOKS
+    found = await labelled(made)
+    assert found is not None and found["berth.dev/nvidia.count"] == "2"
 
 
 @pytest.mark.parametrize("simulated", [True, False])

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from nodeworkers.hardware import resetter, resetting
 from nodeworkers.hardware.machine_tenstorrent import Simulation, TenstorrentMachine, read_simulated
 from nodeworkers.hardware.resetter import Outcome, outcome
-from nodeworkers.hardware.resetting import BACK_SECONDS, RESET_SECONDS, UNFIT_SECONDS, Resets, reset_for
+from nodeworkers.hardware.resetting import BACK_SECONDS, RESET_SECONDS, UNFIT_SECONDS, UNTOLD_SECONDS, Resets, reset_for
 from nodeworkers.hardware.tenstorrent import Tenstorrent
 from planning.devices.cards import Card, Sight, Trouble
 from planning.devices.offers import Refused
@@ -256,6 +256,18 @@ def test_one_that_failed_is_ill_for_a_while_and_then_it_may_be_tried_again(playe
     with pytest.raises(Refused, match="has not come back"):
         played.resets.reset([CARD], DEADLINE)
     assert played.resets._runs["tt-1"].process is not process
+
+
+@pytest.mark.parametrize(("after", "anew"), [(UNTOLD_SECONDS - 1, False), (UNTOLD_SECONDS, True)])
+def test_one_whose_end_nobody_was_told_counts_for_a_while(played: Played, after: float, anew: bool) -> None:
+    """Later its card may have been used without this process."""
+    played.begin()
+    played.end(Outcome(0, begun=True))
+    played.resets.shown(SIGHT)
+    process = played.resets._runs["tt-1"].process
+    played.now += after
+    assert played.resets.reset([CARD], DEADLINE) == {"tt-1": 0}
+    assert (played.resets._runs["tt-1"].process is not process) == anew
 
 
 @pytest.mark.parametrize("said", ["", "Traceback", "[]", '{"number": -1, "why": "", "begun": true}', '{"number": 1}'])

@@ -1,4 +1,4 @@
-"""Whether a card is held, and its reset, against a stand-in for the driver that keeps the rules of tt-kmd."""
+"""A card's reset, against a stand-in for the driver that keeps the rules of tt-kmd."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from nodeworkers.hardware.tenstorrent_reset import (
     Patience,
     ResetError,
     exclusive,
-    held,
     reset,
 )
 from planning.devices.cards import Card
@@ -134,12 +133,10 @@ def run(driver: SimulatedDriver, version: str = "2.10.1") -> int:
     )
 
 
-# --- who holds it --------------------------------------------------------------------------------------------------
+# --- whether it is free --------------------------------------------------------------------------------------------
 
 
-def test_nobody_holds_it(driver: SimulatedDriver) -> None:
-    assert held(card(driver), driver) is False
-    assert driver.flags == [EXCLUSIVE] and not driver.descriptors
+def test_it_is_opened_exclusively_and_nobody_waits_for_it() -> None:
     for flag in (os.O_EXCL, os.O_NONBLOCK, os.O_APPEND, os.O_CLOEXEC, os.O_RDWR):
         assert EXCLUSIVE & flag == flag
 
@@ -147,18 +144,20 @@ def test_nobody_holds_it(driver: SimulatedDriver) -> None:
 @pytest.mark.parametrize("code", [errno.EAGAIN, errno.EBUSY])
 def test_somebody_holds_it(driver: SimulatedDriver, code: int) -> None:
     driver.open_errno = code
-    assert held(card(driver), driver) is True
+    with pytest.raises(ResetError, match="a process holds it"):
+        run(driver)
 
 
 @pytest.mark.parametrize("code", [errno.ENOENT, errno.ENODEV, errno.ENXIO, errno.EACCES])
-def test_what_cannot_be_opened_tells_nothing(driver: SimulatedDriver, code: int) -> None:
+def test_one_that_cannot_be_opened_is_left_alone(driver: SimulatedDriver, code: int) -> None:
     driver.open_errno = code
-    assert held(card(driver), driver) is None
+    with pytest.raises(ResetError, match="cannot be opened") as caught:
+        run(driver)
+    assert not driver.asked and not caught.value.begun
 
 
 @pytest.mark.parametrize("version", ["2.9.9", "1.34", "", "simulated", "v2.10.1"])
 def test_an_older_driver_would_let_anybody_in_so_it_is_not_asked(driver: SimulatedDriver, version: str) -> None:
-    assert held(card(driver, version), driver) is None
     with pytest.raises(ResetError, match=r"tt-1 is not reset: its driver .* Update tt-kmd to 2\.10"):
         run(driver, version)
     assert not driver.flags and not driver.asked
@@ -169,8 +168,7 @@ def test_drivers_that_know_exclusive_opening(driver: SimulatedDriver, version: s
     assert exclusive(card(driver, version))
 
 
-def test_without_a_node_nothing_is_known(driver: SimulatedDriver) -> None:
-    assert held(replace(card(driver), nodes=()), driver) is None
+def test_without_a_node_it_is_left_alone(driver: SimulatedDriver) -> None:
     with pytest.raises(ResetError, match="has no device node"):
         reset(replace(card(driver), nodes=()), calls=driver)
 
@@ -178,9 +176,13 @@ def test_without_a_node_nothing_is_known(driver: SimulatedDriver) -> None:
 def test_the_real_calls_reach_a_file(tmp_path: Path) -> None:
     node = tmp_path / "0"
     node.touch()
-    assert held(Card("tt-1", "tenstorrent", "n150", "", 0, nodes=(str(node),), driver="2.10.0")) is False
-    with node.open("rb") as file, pytest.raises(OSError, match="Inappropriate ioctl"):
-        Kernel().ioctl(file.fileno(), GET_DEVICE_INFO, bytearray(24))
+    calls = Kernel()
+    descriptor = calls.open(str(node), EXCLUSIVE)
+    with pytest.raises(OSError, match="Inappropriate ioctl"):
+        calls.ioctl(descriptor, GET_DEVICE_INFO, bytearray(24))
+    calls.close(descriptor)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
 
 
 # --- reset ---------------------------------------------------------------------------------------------------------
