@@ -21,6 +21,7 @@ from temporalio.envconfig import ClientConfig
 
 from berth.converter import data_converter
 from berth.telemetry import sdk_runtime, set_up_logging, set_up_metrics, set_up_traces
+from controller.webhooks.server import start_site
 from kube.reflector import Reflector
 
 log = logging.getLogger(__name__)
@@ -119,17 +120,20 @@ async def serve_http(
     health_app.router.add_get("/healthz", probe(healthy))
     health_app.router.add_get("/readyz", probe(ready, note))
     metrics_app.router.add_get("/metrics", metrics)
-    runners = []
-    for app, port in ((health_app, options.health_port), (metrics_app, options.metrics_port)):
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        await web.TCPSite(runner, options.bind, port).start()
-        runners.append(runner)
+    runners = list[web.AppRunner]()
 
     async def stop() -> None:
         for runner in runners:
             await runner.cleanup()
 
+    try:
+        for app, port in ((health_app, options.health_port), (metrics_app, options.metrics_port)):
+            runners.append(web.AppRunner(app, access_log=None))
+            await runners[-1].setup()
+            await start_site(web.TCPSite(runners[-1], options.bind, port))
+    except BaseException:  # the second port is taken, or the process ends
+        await stop()
+        raise
     return stop
 
 

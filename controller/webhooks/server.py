@@ -60,7 +60,7 @@ class Server:
         """OSError: the port cannot be had; may be tried again."""
         if self._runner.server is None:
             await self._runner.setup()
-        await web.TCPSite(self._runner, self._bind, self._port, ssl_context=self._context).start()
+        await start_site(web.TCPSite(self._runner, self._bind, self._port, ssl_context=self._context))
 
     async def close(self) -> None:
         """Answers what was asked before, and no more."""
@@ -96,6 +96,16 @@ class Server:
             return web.Response(status=told.status, body=told.body, content_type=kind)
 
         return handle
+
+
+async def start_site(site: web.BaseSite) -> None:
+    """Starts it whole or not at all: its runner's cleanup does not know a socket whose start was cancelled midway."""
+    starting = asyncio.ensure_future(site.start())
+    try:
+        await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        await asyncio.wait([starting])
+        raise
 
 
 def _refused(status: int, why: str) -> web.Response:

@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from berth import process
 from berth.process import ProcessOptions, ended, run_process, serve_http, watch_trouble
+from stack.ports import is_free
 
 
 def watch(*, synced: bool = True, silence: float = 0.0, error: str | None = None) -> Any:
@@ -87,6 +89,23 @@ async def test_a_note_is_told_and_is_no_failure(unused_ports: tuple[int, int]) -
         assert await ask("/healthz") == (503, "ended: pokes\n")
     finally:
         await stop()
+
+
+async def test_what_is_cancelled_or_fails_while_it_begins_leaves_no_port_taken(unused_ports: tuple[int, int]) -> None:
+    options = ProcessOptions(health_port=unused_ports[0], metrics_port=unused_ports[1], bind="127.0.0.1")
+    for steps in range(20):
+        serving = asyncio.create_task(serve_http(options, healthy=str, ready=str))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        serving.cancel()
+        await asyncio.wait([serving])
+        if not serving.cancelled():
+            await serving.result()()
+        assert all(map(is_free, unused_ports)), f"cancelled after {steps} rounds of the loop"
+    assert not serving.cancelled(), "every moment was tried"
+    with pytest.raises(OSError):
+        await serve_http(replace(options, metrics_port=options.health_port), healthy=str, ready=str)
+    assert is_free(options.health_port)
 
 
 @pytest.fixture

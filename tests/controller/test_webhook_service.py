@@ -15,6 +15,7 @@ import pytest
 
 from controller.webhooks import service
 from controller.webhooks.material import SECRET_NAME, SECRET_NAMESPACE, Material
+from controller.webhooks.server import Server
 from controller.webhooks.service import DEFAULT, PREFER_GROUP, VALIDATE, Webhooks
 from crds.settings import SETTINGS_KEY, SETTINGS_NAME, SETTINGS_NAMESPACE
 from kube.resources import (
@@ -212,6 +213,23 @@ async def test_a_port_that_is_taken_is_waited_for(api: FakeApi, monkeypatch: pyt
     assert (await ask(webhooks, VALIDATE, question()))["allowed"]
     await until(lambda: webhooks.trouble == "")
     await context.__aexit__(None, None, None)
+
+
+async def test_a_server_that_is_closed_while_it_begins_leaves_no_port_taken() -> None:
+    with socket.socket() as chosen:
+        chosen.bind(("127.0.0.1", 0))
+        port: int = chosen.getsockname()[1]
+    for steps in range(20):
+        server = Server("127.0.0.1", port, {})
+        listening = asyncio.create_task(server.listen())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        listening.cancel()
+        await asyncio.wait([listening])
+        await server.close()
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", port))
+    assert not listening.cancelled(), "every moment was tried"
 
 
 def seat_slice(resource: str, driver: str = "devices.kyb.ai") -> dict[str, Any]:
