@@ -14,6 +14,7 @@ from crds import (
     gpumodelprofile,
     gpuquota,
     gpureservation,
+    gpuseatgroup,
     gpuseatprofile,
     gpuworkload,
     kernelcache,
@@ -24,6 +25,7 @@ from crds import (
 from crds.gpumodelprofile import GPUModelProfileSpec, GPUModelProfileStatus
 from crds.gpuquota import GPUQuotaSpec, GPUQuotaStatus
 from crds.gpureservation import GPUReservationSpec, GPUReservationStatus
+from crds.gpuseatgroup import GPUSeatGroupSpec, GPUSeatGroupStatus
 from crds.gpuseatprofile import GPUSeatProfileSpec, GPUSeatProfileStatus
 from crds.gpuworkload import MUTABLE, GPUWorkloadSpec
 from crds.gpuworkload_status import GPUWorkloadStatus
@@ -329,5 +331,38 @@ DEFINITIONS = (
             column("Age", ".metadata.creationTimestamp", "date"),
             column("Error", said("Error", "message"), priority=1),
         ],
+    ),
+    Definition(
+        kind=gpuseatgroup.KIND,
+        plural=gpuseatgroup.PLURAL,
+        short_name="gpusg",
+        scope="Cluster",
+        group=gpuseatprofile.GROUP,
+        module="crds/gpuseatgroup.py",
+        description="Who has the slot of a group of GPUs, who is parked and who waits, written by the group's node.",
+        spec=GPUSeatGroupSpec,
+        status=GPUSeatGroupStatus,
+        columns=[
+            column("Node", ".spec.nodeName"),
+            column("Group", ".spec.group"),
+            column("Phase", ".status.phase"),
+            column("Active", ".status.active"),
+            column("Parked", ".status.parked", "integer"),
+            column("Requests", ".status.requests", "integer", description="Requests that wait for a seat to wake."),
+            column("Switched", ".status.lastSwitch.at", "date"),
+            column("Age", ".metadata.creationTimestamp", "date"),
+            column("Message", ".status.message", priority=1),
+            column("Switches", ".status.switches", "integer", priority=1),
+            column("Parked bytes", ".status.parkedBytes", "integer", priority=1),
+            column("Simulated", ".status.simulated", "boolean", priority=1),
+        ],
+        rules=[
+            {
+                "rule": "self.metadata.name == self.spec.nodeName + '.' + self.spec.group.lowerAscii()",
+                "fieldPath": ".spec.group",
+                "message": "the object's name must be its node's and its group's, with a dot between",
+            }
+        ],
+        selectable=(".spec.nodeName",),
     ),
 )

@@ -1,0 +1,1 @@
+"""Decisions about seats that are handed out already: whose turn it is, what fits into memory, what is said of it."""
