@@ -11,7 +11,8 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from nodeworkers.ledger import FILE, MIGRATIONS, LedgerError, Mount
+from nodeworkers.ledger import FILE, LedgerError, Mount
+from nodeworkers.ledger_tables import MIGRATIONS
 
 _WAIT = 5.0  # seconds for a writer that has the file for itself
 _mounts: TypeAdapter[list[Mount]] = TypeAdapter(list[Mount])

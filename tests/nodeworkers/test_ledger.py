@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 
 from nodeworkers import ledger as ledger_module
 from nodeworkers import ledger_disk
-from nodeworkers.ledger import FILE, MIGRATIONS, Ledger, LedgerError, Mount
+from nodeworkers.ledger import FILE, Ledger, LedgerError, Mount
+from nodeworkers.ledger_tables import MIGRATIONS
 from planning.caches.volumes import NodeCache
 
 DIGEST, OLD = "sha256:" + "ab" * 32, "sha256:" + "cd" * 32
