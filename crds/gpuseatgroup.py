@@ -56,6 +56,9 @@ class SeatStatus(CRDModel):
     held_by: PodSeat | None = None
     backend: Short | None = Field(default=None, description="How it is parked and woken.")
     parkable: StrictBool | None = Field(default=None, description="False: whoever has the slot before it keeps it.")
+    port: Annotated[Count, Field(ge=1, le=65535)] | None = Field(
+        default=None, description="Where the node's seat proxy takes its requests."
+    )
     requests: Count | None = Field(default=None, description="Requests that wait for it to wake.")
     parked_bytes: Bytes | None = Field(default=None, description="Of its GPUs' memory, in its container's memory now.")
     wake_millis: Millis | None = Field(default=None, description="The median of its wakes.")
