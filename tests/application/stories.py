@@ -85,9 +85,10 @@ async def _gets_work(stack: Stack) -> None:
             try:
                 told = (await temporal.workflow_service.describe_worker_deployment(asked)).worker_deployment_info
             except RPCError as refused:
-                if refused.status is not RPCStatusCode.NOT_FOUND:
+                # It may be asked a few times a second only.
+                if refused.status not in (RPCStatusCode.NOT_FOUND, RPCStatusCode.RESOURCE_EXHAUSTED):
                     raise
             else:
                 if told.routing_config_update_state == RoutingConfigUpdateState.ROUTING_CONFIG_UPDATE_STATE_COMPLETED:
                     return
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.5)
