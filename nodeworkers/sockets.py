@@ -79,13 +79,21 @@ async def serve(path: Path, handlers: Sequence[grpc.GenericRpcHandler], limit: i
     _make_room(path)
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", limit)])
     server.add_generic_rpc_handlers(handlers)
+    starting: asyncio.Future[None] | None = None
     try:
         server.add_insecure_port(f"unix:{path}")
-        await server.start()
+        starting = asyncio.ensure_future(server.start())
+        await asyncio.shield(starting)
         os.chmod(path, 0o600)
     except (RuntimeError, OSError) as error:
         await server.stop(grace=0)
         raise SocketError(f"{path} cannot be served: {error}.") from error
+    except asyncio.CancelledError:
+        # A server that is left midway can neither be stopped nor forgotten.
+        if starting is not None:
+            await asyncio.wait([starting])
+        await server.stop(grace=0)
+        raise
     return server
 
 

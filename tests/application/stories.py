@@ -10,6 +10,7 @@ from pathlib import Path
 
 from temporalio.api.enums.v1 import RoutingConfigUpdateState
 from temporalio.api.workflowservice.v1 import DescribeWorkerDeploymentRequest
+from temporalio.service import RPCError, RPCStatusCode
 
 from berth.cli.application import after_up, application_processes
 from berth.process import ProcessOptions, connect_temporal
@@ -73,15 +74,21 @@ async def installation(
 
 
 async def _gets_work(stack: Stack) -> None:
-    """Waits until Temporal has told its task queues which worker gets work. A workflow of its own does so a moment
-    after the worker's version is the current one; killed in that moment it tries again only after a minute.
+    """Waits until a worker has come, and Temporal has told its task queues that it gets work. A workflow of Temporal's
+    own does so a moment after the worker's version is the current one; killed then, it tries again only after a minute.
     """
     address, namespace = stack.endpoints.temporal_address, stack.endpoints.temporal_namespace
     temporal = await connect_temporal(ProcessOptions(temporal_address=address, temporal_namespace=namespace))
     asked = DescribeWorkerDeploymentRequest(namespace=namespace, deployment_name=DEPLOYMENT)
     async with asyncio.timeout(60):
         while True:
-            told = (await temporal.workflow_service.describe_worker_deployment(asked)).worker_deployment_info
-            if told.routing_config_update_state == RoutingConfigUpdateState.ROUTING_CONFIG_UPDATE_STATE_COMPLETED:
-                return
-            await asyncio.sleep(0.1)
+            try:
+                told = (await temporal.workflow_service.describe_worker_deployment(asked)).worker_deployment_info
+            except RPCError as refused:
+                # It may be asked a few times a second only.
+                if refused.status not in (RPCStatusCode.NOT_FOUND, RPCStatusCode.RESOURCE_EXHAUSTED):
+                    raise
+            else:
+                if told.routing_config_update_state == RoutingConfigUpdateState.ROUTING_CONFIG_UPDATE_STATE_COMPLETED:
+                    return
+            await asyncio.sleep(0.5)

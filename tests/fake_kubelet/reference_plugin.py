@@ -174,7 +174,12 @@ class ReferencePlugin:
         self._server = grpc.aio.server()
         self._server.add_generic_rpc_handlers([served_by(_SERVICE, self)])
         self._server.add_insecure_port(f"unix:{self._path}")
-        await self._server.start()
+        starting = asyncio.ensure_future(self._server.start())
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            await asyncio.wait([starting])  # a server that is left midway cannot be stopped
+            raise
 
     async def _register(self, endpoint: str) -> None:
         self._registrations += 1
