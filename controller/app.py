@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import os
 import random
 import time
 from functools import partial
@@ -36,8 +37,10 @@ from controller.digests import (
 from controller.outage import TEMPORAL_AWAY, reason
 from controller.pokes import Poker
 from controller.routing import NOBODY, Route, on_job, on_node, on_request, on_workload, with_order
+from controller.seat_services import SeatServices
 from kube.client import KubeClient
 from kube.errors import AccessDenied, KubeError, NotFound
+from kube.events import EventRecorder
 from kube.reflector import Change, Reflector
 from kube.resources import GPUQUOTAS, GPURESERVATIONS, GPUWORKLOADS, JOBS, NODES, PODS, PROVISIONINGREQUESTS
 from planning.naming import JOB_SELECTOR
@@ -101,6 +104,8 @@ class Controller:
         )
         self.caches = CacheWatch(kube, temporal)
         self.devices = DeviceWatch(kube, temporal, pool=pool)
+        self._events = EventRecorder(kube, "berth-controller", os.uname().nodename)
+        self.seat_services = SeatServices(kube, self._events)
         # Of live pods only their going matters here (it frees a place), so their metadata is enough.
         self.pods: Reflector[str] = Reflector(
             kube, PODS, project=_pod_name, field_selector=LIVE_PODS, metadata_only=True, on_change=self._pod_changed
@@ -117,6 +122,7 @@ class Controller:
             "gpureservations": self.reservations,
             **self.caches.reflectors,
             **self.devices.reflectors,
+            **self.seat_services.reflectors,
         }
 
     @property
@@ -144,6 +150,8 @@ class Controller:
                 self._tasks.append(group.create_task(self.poker.run(), name="pokes"))
                 self._tasks.append(group.create_task(self.caches.run(), name="pokes of kernel caches"))
                 self._tasks.append(group.create_task(self.devices.run(), name="pokes about devices"))
+                self._tasks.append(group.create_task(self.seat_services.run(), name="endpoints of seats"))
+                self._tasks.append(group.create_task(self._events.run(), name="Events"))
                 self._tasks.append(group.create_task(self._sweeps(), name="sweeps"))
                 self._tasks.append(group.create_task(self._expiries(), name="expiries"))
         finally:

@@ -12,7 +12,7 @@ import ipaddress
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from planning.podspecs import mapping, mappings, text
 
@@ -22,8 +22,11 @@ PORT_ANNOTATION = "kyb.ai/port"
 """On a pod with a seat: the container port on which its server listens."""
 MANAGER = "seats.berth.kyb.ai"
 MOST_ENDPOINTS = 100  # of one slice, as Kubernetes' own controller has it
-_SERVING = frozenset({"Active", "Draining", "Parking", "Parked", "Waking"})
-_TO_START = frozenset({"Waiting", "Starting", "Lost"})
+Standing = Literal["serves", "starts", "none"]
+_STANDING: Mapping[str, Standing] = {
+    **dict.fromkeys(("Active", "Draining", "Parking", "Parked", "Waking"), "serves"),
+    **dict.fromkeys(("Waiting", "Starting", "Lost"), "starts"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +57,13 @@ class SeatPod:
 
 @dataclass(frozen=True, slots=True)
 class ProxyPort:
-    """Where a seat's requests are taken: its port on the proxy of its node."""
+    """Where a seat's requests are taken: its port on the proxy of its node. `standing` tells of its server what matters
+    here, and is no other when it is parked and woken.
+    """
 
     node: str
     seat: str
-    phase: str
+    standing: Standing
     port: int
     namespace: str
     pod: str
@@ -115,8 +120,9 @@ def proxy_ports(raw: Mapping[str, Any]) -> list[ProxyPort]:
         held, port = mapping(seat.get("heldBy")), seat.get("port")
         if not isinstance(port, int) or isinstance(port, bool) or not 0 < port < 65536 or not held.get("pod"):
             continue
-        named = text(seat.get("id")), text(seat.get("phase"))
-        found.append(ProxyPort(node, *named, port, text(held.get("namespace")), text(held.get("pod"))))
+        standing = _STANDING.get(text(seat.get("phase")), "none")
+        of = text(held.get("namespace")), text(held.get("pod"))
+        found.append(ProxyPort(node, text(seat.get("id")), standing, port, *of))
     return found
 
 
@@ -137,13 +143,13 @@ def endpoint_slices(
     }
     mine = sorted(
         {
-            (each.port, each.node, each.seat, each.phase, each.pod)
+            (each.port, each.node, each.seat, each.standing, each.pod)
             for each in ports
             if each.namespace == service.namespace and (each.node, each.pod) in meant
         }
     )
-    serve = {each for each in mine if each[3] in _SERVING or meant[each[1], each[4]].ready}
-    serve = serve or {each for each in mine if each[3] in _TO_START}
+    serve = {each for each in mine if each[3] == "serves" or meant[each[1], each[4]].ready}
+    serve = serve or {each for each in mine if each[3] == "starts"}
     groups: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
     for each in mine:
         pod = meant[each[1], each[4]]
@@ -167,9 +173,9 @@ def _endpoint(pod: SeatPod, *, ready: bool) -> dict[str, Any]:
 
 
 def _slice(service: SeatService, name: str, kind: str, port: int, endpoints: Sequence[Any]) -> dict[str, Any]:
-    told: dict[str, Any] = {"name": service.port, "port": port, "protocol": "TCP"}
-    if service.app_protocol:
-        told["appProtocol"] = service.app_protocol
+    told: dict[str, Any] = {"port": port, "protocol": "TCP"}
+    told |= {"name": service.port} if service.port else {}
+    told |= {"appProtocol": service.app_protocol} if service.app_protocol else {}
     owner = {"apiVersion": "v1", "kind": "Service", "name": service.name, "uid": service.uid}
     return {
         "apiVersion": "discovery.k8s.io/v1",
@@ -181,7 +187,7 @@ def _slice(service: SeatService, name: str, kind: str, port: int, endpoints: Seq
                 "kubernetes.io/service-name": service.name,
                 "endpointslice.kubernetes.io/managed-by": MANAGER,
             },
-            "ownerReferences": [owner | {"controller": True, "blockOwnerDeletion": True}],
+            "ownerReferences": [owner | {"controller": True}],
         },
         "addressType": kind,
         "ports": [told],

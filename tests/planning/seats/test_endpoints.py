@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -15,6 +15,7 @@ from planning.seats.endpoints import (
     ProxyPort,
     SeatPod,
     SeatService,
+    Standing,
     endpoint_slices,
     proxy_ports,
     seat_pod,
@@ -35,8 +36,10 @@ def pod(name: str, node: str = "n1", host: str = "10.0.0.1", *, ready: bool = Fa
     return SeatPod("team", name, f"{name}-uid", {"app": app}, node, host, ready)
 
 
-def port(pod: str, node: str = "n1", phase: str = "Parked", number: int = 31000, seat: str = "kyb-G01-s1") -> ProxyPort:
-    return ProxyPort(node, seat, phase, number, "team", pod)
+def port(
+    pod: str, node: str = "n1", standing: Standing = "serves", number: int = 31000, seat: str = "kyb-G01-s1"
+) -> ProxyPort:
+    return ProxyPort(node, seat, standing, number, "team", pod)
 
 
 def ready(slices: dict[str, dict[str, Any]]) -> dict[str, bool]:
@@ -105,14 +108,14 @@ def test_a_node_does_not_speak_for_a_pod_that_runs_elsewhere() -> None:
 
 def test_a_pod_of_another_namespace_is_not_meant() -> None:
     other = SeatPod("prod", "a", "u", {"app": "llama"}, "n1", "10.0.0.1", ready=True)
-    assert endpoint_slices(SERVICE, [other], [ProxyPort("n1", "s", "Active", 31000, "prod", "a")]) == {}
+    assert endpoint_slices(SERVICE, [other], [ProxyPort("n1", "s", "serves", 31000, "prod", "a")]) == {}
 
 
 def test_whoever_has_yet_to_start_is_asked_only_where_nobody_serves() -> None:
     pods = [pod("a"), pod("b")]
-    waiting = port("b", phase="Waiting", number=31001, seat="kyb-G01-s2")
+    waiting = port("b", standing="starts", number=31001, seat="kyb-G01-s2")
     assert ready(endpoint_slices(SERVICE, pods, [port("a"), waiting])) == {"a": True, "b": False}
-    gone = port("a", phase="Absent")
+    gone = port("a", standing="none")
     assert ready(endpoint_slices(SERVICE, pods, [gone, waiting])) == {"a": False, "b": True}
 
 
@@ -170,13 +173,13 @@ def test_whatever_it_is_it_is_read_without_harm(raw: dict[str, Any]) -> None:
     proxy_ports(raw)
 
 
-PHASES = st.sampled_from(["Absent", "Waiting", "Starting", "Active", "Draining", "Parked", "Waking", "Lost", "odd"])
+STANDINGS = st.sampled_from(get_args(Standing))
 
 
 @given(
     st.lists(st.builds(pod, st.sampled_from("abcd"), st.sampled_from(["n1", "n2"]), ready=st.booleans()), max_size=6),
     st.lists(
-        st.builds(port, st.sampled_from("abcd"), st.sampled_from(["n1", "n2"]), PHASES, st.integers(31000, 31003)),
+        st.builds(port, st.sampled_from("abcd"), st.sampled_from(["n1", "n2"]), STANDINGS, st.integers(31000, 31003)),
         max_size=12,
     ),
 )
@@ -188,8 +191,5 @@ def test_each_endpoint_is_a_pod_of_its_own_node_once(pods: list[SeatPod], ports:
         for each in found["endpoints"]:
             assert (each["nodeName"], each["targetRef"]["name"], number) in told
             assert any((one.node, one.name) == (each["nodeName"], each["targetRef"]["name"]) for one in pods)
-    if any(
-        each.phase in ("Active", "Parked", "Waiting") and (each.node, each.pod) in {(p.node, p.name) for p in pods}
-        for each in ports
-    ):
+    if any(each.standing != "none" and (each.node, each.pod) in {(p.node, p.name) for p in pods} for each in ports):
         assert any(ready(slices).values()), "a request finds somebody"
