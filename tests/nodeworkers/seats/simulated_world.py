@@ -12,7 +12,7 @@ from typing import Literal
 from nodeworkers.seats.slots import Slots
 from nodeworkers.seats.world import LostError, Moved, SeatLook, State, UnsettledError, UntouchedError, Wanted
 
-Fault = Literal["untouched", "lost", "unsettled", "hangs", "failed"]
+Fault = Literal["untouched", "locked", "killed while locked", "lost", "unsettled", "hangs", "failed"]
 GROUP = "G01"
 
 
@@ -161,6 +161,12 @@ class SimulatedWorld:
         match self.faults.pop(name, None):
             case "untouched":
                 raise UntouchedError("the driver is busy")
+            case "locked" if name == "park":
+                server.state, server.serves = "Locked", False
+                raise UntouchedError("its memory could not be copied")
+            case "killed while locked" if name == "park":
+                server.state, server.serves = "Locked", False
+                raise KilledError
             case "lost":
                 server.state, server.serves = "Failed", False
                 raise LostError("restore failed")

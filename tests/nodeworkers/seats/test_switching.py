@@ -136,6 +136,7 @@ async def test_what_never_drains_is_not_parked_and_serves_on(world: SimulatedWor
     ("fault", "after", "phase"),
     [
         ("untouched", "Running", "Active"),
+        ("locked", "Running", "Active"),
         ("lost", "Waiting", "VerifyFree"),
         ("unsettled", "Parked", "VerifyFree"),
         ("failed", "Waiting", "VerifyFree"),
@@ -173,6 +174,23 @@ async def test_a_wake_that_goes_wrong(world: SimulatedWorld, fault: Fault, phase
     for _ in range(3):
         _, filled = await switch(world, B)
     assert slot(world).seat == B and state(world, B) == "Running" and world.violations == []
+
+
+async def test_killed_between_lock_and_checkpoint_it_is_unlocked_and_serves_on(world: SimulatedWorld) -> None:
+    await active(world, A, B)
+    world.faults["park"] = "killed while locked"
+    with pytest.raises(KilledError):
+        await switch(world, B)
+    cleared, _ = await switch(world, "")
+    assert (cleared.active, state(world, A)) == (A, "Running") and world.calls[-2:] == [f"wake {A}", f"open {A}"]
+    assert world.violations == []
+
+
+async def test_a_server_that_its_driver_gave_up_is_ended_whoever_has_the_slot(world: SimulatedWorld) -> None:
+    await active(world, A, B)
+    world.servers[B].state = "Failed"
+    await switch(world, "")
+    assert state(world, B) == "Waiting" and state(world, A) == "Running"
 
 
 async def test_nothing_is_woken_beside_a_foreigner(world: SimulatedWorld) -> None:
@@ -322,3 +340,4 @@ async def _happens(ledger: Ledger, steps: list[tuple[object, ...]]) -> None:
             await group(world, run).fill(cleared.next)
     assert (slot(world).phase, slot(world).seat) == ("Active", A), slot(world)
     assert world.on_gpu() == [A] and world.violations == []
+    assert all(each.state in ("Running", "Parked", "Waiting") for each in world.servers.values())
