@@ -17,7 +17,7 @@ demo: .venv/installed ## GPUWorkloads from a real trace, on a real control plane
 	$(RUN) berth demo $(ARGS)
 
 test: .venv/installed ## every test that this machine can run; what it skips is named and counted at the end
-	$(RUN) pytest -q -n 2 --dist loadgroup $(ARGS)
+	$(RUN) pytest -q $(ARGS)
 
 test-fast: .venv/installed ## unit, property and replay tests only: seconds, nothing is built or started
 	$(RUN) pytest -q -m "not stack and not node and not faults" $(ARGS)
