@@ -1,8 +1,7 @@
 """Fixtures that several rooms share: the embedded stack, real and running.
 
 `stack` is one stack for the whole session. `make_stack` gives private ones, for tests that kill, restart or configure.
-Programs are found or built before the first test, outside any test's time limit. With `-n 2 --dist loadgroup` the
-tests that share a stack, and those that share the machine's one kubelet, stay together, each in one process.
+Programs are found or built before the first test, outside any test's time limit.
 """
 
 from __future__ import annotations
@@ -42,34 +41,19 @@ def pytest_configure() -> None:
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the marks in the same hook
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if group := next((mark for mark in ("node", "stack", "faults") if item.get_closest_marker(mark)), ""):
-            item.add_marker(pytest.mark.xdist_group("node" if group == "node" else "stack"))
-
-
-def pytest_xdist_setupnodes(config: pytest.Config) -> None:
-    """The processes of `-n` cannot show how a build goes on: what they will need is built before they begin."""
-    _make_ready(config, node=True)
-
-
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Makes the programs ready if a chosen test needs them."""
+    global _missing
     if session.config.option.collectonly:
         return
-    marked = {mark for mark in _MARKS for item in session.items if item.get_closest_marker(mark)}
-    if marked:
-        _make_ready(session.config, node="node" in marked)
-
-
-def _make_ready(config: pytest.Config, *, node: bool) -> None:
-    global _missing
-    box, names = Toolbox(), needed_tools(UpOptions(real_node=node and not unavailable()))
+    if not any(item.get_closest_marker(mark) for item in session.items for mark in _MARKS):
+        return
+    node = any(item.get_closest_marker("node") for item in session.items) and not unavailable()
+    box, names = Toolbox(), needed_tools(UpOptions(real_node=node))
     try:
         if all(box.find(name) for name in names):
             return
-        capture = config.pluginmanager.getplugin("capturemanager")
+        capture = session.config.pluginmanager.getplugin("capturemanager")
         with capture.global_and_fixture_disabled():
             box.ensure(names, Lines())
     except StackError as error:
