@@ -123,8 +123,8 @@ def status(picture: Picture, now: float) -> dict[str, Any]:
         "count": len(picture.cards),
         "unhealthy": ill,
         "held": held,
-        "summary": _cut(summary(picture.cards), 128),
-        "problems": [_cut(each, 512) for each in picture.problems[:MOST_PROBLEMS]],
+        "summary": cut(summary(picture.cards), 128),
+        "problems": [cut(each, 512) for each in picture.problems[:MOST_PROBLEMS]],
         "cards": _cards(picture),
         "devices": _devices(picture, devices),
         "resources": _distinct([_resource(picture, name, each) for name, each in _first(picture.devices)], "name"),
@@ -166,20 +166,20 @@ def _cards(picture: Picture) -> list[dict[str, Any]]:
 
 def _card(card: Card, health: CardHealth) -> dict[str, Any]:
     raw = {
-        "id": _cut(card.id, 128),
+        "id": cut(card.id, 128),
         "vendor": card.vendor,
-        "product": _cut(card.product, 128),
-        "resource": _cut(card.resource, 128) or None,
+        "product": cut(card.product, 128),
+        "resource": cut(card.resource, 128) or None,
         "index": max(0, card.index),
-        "address": _cut(card.address, 128) or None,
+        "address": cut(card.address, 128) or None,
         "numa": card.numa if card.numa is not None and card.numa >= 0 else None,
         "memoryMiB": card.memory_mib or None,
-        "driver": _cut(card.driver, 128) or None,
+        "driver": cut(card.driver, 128) or None,
         "health": health.state,
         "since": timestamp(health.since) if health.since else None,
     }
     if health.state != "Healthy":
-        raw |= {"reason": _cut(health.reason, 128), "message": _cut(health.message, 512)}
+        raw |= {"reason": cut(health.reason, 128), "message": cut(health.message, 512)}
     return _without_none(raw)
 
 
@@ -189,17 +189,17 @@ def _devices(picture: Picture, devices: Sequence[Device]) -> list[dict[str, Any]
     for device in sorted(told[:MOST_DEVICES], key=lambda each: (each.resource, each.id)):
         holder = picture.holders.get(device.id)
         raw: dict[str, Any] = {
-            "id": _cut(device.id, 128),
-            "resource": _cut(device.resource, 128),
-            "cards": [_cut(card, 128) for card in device.cards[:64]],
-            "group": _cut(device.group, 128) or None,
+            "id": cut(device.id, 128),
+            "resource": cut(device.resource, 128),
+            "cards": [cut(card, 128) for card in device.cards[:64]],
+            "group": cut(device.group, 128) or None,
             "healthy": device.healthy,
         }
         if holder is not None:
             raw["heldBy"] = {
-                "namespace": _cut(holder.namespace, 128),
-                "pod": _cut(holder.pod, 128),
-                "container": _cut(holder.container, 128),
+                "namespace": cut(holder.namespace, 128),
+                "pod": cut(holder.pod, 128),
+                "container": cut(holder.container, 128),
             }
         found.append(_without_none(raw))
     return _distinct(found, "id")
@@ -213,13 +213,13 @@ def _resource(picture: Picture, name: str, devices: Sequence[Device]) -> dict[st
     offer = picture.offers.get(name) or Offer("none", "It is not offered yet.")
     return _without_none(
         {
-            "name": _cut(name, 128),
+            "name": cut(name, 128),
             "frontEnd": offer.front_end,
             "devices": len(devices),
             "healthy": sum(device.healthy for device in devices),
             "held": sum(device.id in picture.holders for device in devices),
             "offered": not offer.message,
-            "message": _cut(offer.message, 512) or None,
+            "message": cut(offer.message, 512) or None,
         }
     )
 
@@ -233,7 +233,7 @@ def _topology(picture: Picture) -> list[dict[str, Any]] | None:
     links = {frozenset((link.a, link.b)): link for link in picture.links}
     rows = [
         {
-            "card": _cut(one.id, 128),
+            "card": cut(one.id, 128),
             "links": ["X" if one is other else connection(links.get(frozenset((one.id, other.id)))) for other in cards],
         }
         for one in cards
@@ -246,13 +246,13 @@ def _seats(seats: Seats | None) -> dict[str, Any] | None:
         return None
     return _without_none(
         {
-            "source": _cut(seats.source, 128),
+            "source": cut(seats.source, 128),
             "generation": seats.generation or None,
             # Found groups of one may be more on a node of more GPUs than any has.
             "groups": min(seats.groups, MOST_GROUPS),
             "seats": min(seats.seats, MOST_GROUPS * MOST_SEATS),
-            "problems": [_cut(each, 512) for each in seats.problems[:MOST_PROBLEMS]] or None,
-            "waiting": [_cut(each, 512) for each in seats.waiting[:MOST_PROBLEMS]] or None,
+            "problems": [cut(each, 512) for each in seats.problems[:MOST_PROBLEMS]] or None,
+            "waiting": [cut(each, 512) for each in seats.waiting[:MOST_PROBLEMS]] or None,
         }
     )
 
@@ -266,7 +266,7 @@ def _without_none(raw: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in raw.items() if value is not None}
 
 
-def _cut(text: str, most: int) -> str:
+def cut(text: str, most: int) -> str:
     """Printable, and at most so long."""
     line = " ".join("".join(each if each.isprintable() else " " for each in text[: 4 * most]).split())
     return line if len(line) <= most else f"{line[: most - 1]}…"

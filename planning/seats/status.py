@@ -8,6 +8,7 @@ from typing import Any
 
 from crds.gpuseatgroup import KIND, MOST_CHECKS, MOST_SHOWN, MOST_STAGES, GPUSeatGroupStatus
 from crds.gpuseatprofile import API_VERSION
+from planning.devices.report import cut
 from planning.seats.orders import GroupPhase
 from planning.times import timestamp
 
@@ -91,7 +92,7 @@ def status(picture: GroupPicture, now: float) -> dict[str, Any]:
         "simulated": picture.simulated or None,
         "phase": picture.phase,
         "active": picture.active,
-        "message": _cut(picture.message, 512),
+        "message": cut(picture.message, 512),
         "since": timestamp(picture.since) if picture.since else None,
         "requests": sum(seat.requests for seat in picture.seats),
         "held": sum(seat.pod is not None for seat in picture.seats),
@@ -101,7 +102,7 @@ def status(picture: GroupPicture, now: float) -> dict[str, Any]:
         "last_switch": None if picture.last is None else _switch(picture.last),
         "seats": [_seat(seat) for seat in picture.seats[:MOST_SHOWN]],
         "preflight": [
-            {"name": _cut(each.name, 128), "ok": each.ok, "message": _cut(each.message, 512)}
+            {"name": cut(each.name, 128), "ok": each.ok, "message": cut(each.message, 512)}
             for each in list({check.name: check for check in picture.preflight}.values())[:MOST_CHECKS]
         ],
     }
@@ -113,8 +114,8 @@ def _seat(seat: SeatPicture) -> dict[str, Any]:
     raw: dict[str, Any] = {
         "id": seat.id,
         "phase": seat.phase,
-        "message": _cut(seat.message, 512),
-        "backend": _cut(seat.backend, 128),
+        "message": cut(seat.message, 512),
+        "backend": cut(seat.backend, 128),
         "parkable": seat.parkable,
         "port": seat.port or None,
         "requests": seat.requests or None,
@@ -134,17 +135,13 @@ def _switch(last: SwitchPicture) -> dict[str, Any]:
         # A stage with a colon is a part of the one before the colon.
         "millis": _millis(sum(seconds for name, seconds in last.seconds.items() if ":" not in name)),
         "stages": [
-            {"name": _cut(name, 128), "millis": _millis(seconds)}
+            {"name": cut(name, 128), "millis": _millis(seconds)}
             for name, seconds in list(last.seconds.items())[:MOST_STAGES]
         ],
-        "reason": _cut(last.reason, 512),
+        "reason": cut(last.reason, 512),
     }
     return {key: value for key, value in raw.items() if value not in ("", [])}
 
 
 def _millis(seconds: float) -> int:
     return max(0, round(seconds * 1000))
-
-
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
