@@ -128,19 +128,15 @@ def _seat(seat: SeatPicture) -> dict[str, Any]:
 
 
 def _switch(last: SwitchPicture) -> dict[str, Any]:
+    stages = {cut(name, 128): _millis(seconds) for name, seconds in last.seconds.items()}
     raw: dict[str, Any] = {
         "at": timestamp(last.at),
-        "before": last.before,
-        "after": last.after,
         # A stage with a colon is a part of the one before the colon.
-        "millis": _millis(sum(seconds for name, seconds in last.seconds.items() if ":" not in name)),
-        "stages": [
-            {"name": cut(name, 128), "millis": _millis(seconds)}
-            for name, seconds in list(last.seconds.items())[:MOST_STAGES]
-        ],
+        "millis": sum(millis for name, millis in stages.items() if ":" not in name),
         "reason": cut(last.reason, 512),
+        "stages": [{"name": name, "millis": millis} for name, millis in list(stages.items())[:MOST_STAGES]],
     }
-    return {key: value for key, value in raw.items() if value not in ("", [])}
+    return raw | {key: seat for key, seat in (("before", last.before), ("after", last.after)) if seat}
 
 
 def _millis(seconds: float) -> int:
