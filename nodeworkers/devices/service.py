@@ -15,7 +15,7 @@ from pathlib import Path
 
 from kube.client import KubeClient
 from kube.events import EventRecorder
-from kube.resources import ObjectRef
+from kube.resources import NODEDEVICES, ObjectRef
 from nodeworkers.device_plugin.checkpoint import Checkpoint
 from nodeworkers.device_plugin.podresources import PodResources
 from nodeworkers.device_plugin.registration import PLUGINS, Folders
@@ -26,7 +26,6 @@ from nodeworkers.devices.holdings import Drift, Holdings
 from nodeworkers.devices.metrics import observe
 from nodeworkers.devices.profiles import Profiles
 from nodeworkers.devices.records import Records
-from nodeworkers.devices.reporting import Reporting
 from nodeworkers.dra import prepared
 from nodeworkers.dra.driver import Driver, Places
 from nodeworkers.hardware import resetter
@@ -37,6 +36,7 @@ from nodeworkers.hardware.tenstorrent import DOMAIN as TENSTORRENT
 from nodeworkers.hardware.watching import Watching, command
 from nodeworkers.inventory import Hardware
 from nodeworkers.ledger import Ledger, LedgerError
+from nodeworkers.own_object import OwnObject
 from nodeworkers.sockets import SocketError
 from planning.devices.cards import Card, Sight, Vendor
 from planning.devices.cdi import DriverFiles
@@ -44,7 +44,7 @@ from planning.devices.health import Health
 from planning.devices.injection import lasting
 from planning.devices.labels import labels
 from planning.devices.offering import Terms
-from planning.devices.report import CardHealth, Holder, Offer, Picture, Seats
+from planning.devices.report import CardHealth, Holder, Offer, Picture, Seats, document, status
 
 VENDORS: tuple[Vendor, ...] = ("nvidia", "tenstorrent")
 # Seconds that resets get to end with the process. They come last, when the worker has drained and servers have ended:
@@ -127,7 +127,9 @@ class DeviceService:
             )  # fmt: skip
         self._dra_problem = ""
         self._broken: dict[str, str] = {}
-        self._reporting = Reporting(kube, node, self.picture)
+        self._reporting = OwnObject(
+            kube, node, NODEDEVICES, lambda owner: document(node, owner), lambda: status(self.picture(), time.time())
+        )
         self._looks: dict[Vendor, Sight] = {}  # the last without a problem; until there is one, the last
         self._began = time.monotonic()
         self._watchings = [self._watching(vendor) for vendor in VENDORS]

@@ -136,11 +136,6 @@ def status(picture: Picture, now: float) -> dict[str, Any]:
     return model.model_dump(by_alias=True, exclude_none=True)
 
 
-def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether a write would change nothing but its time."""
-    return {**one, "updated": ""} == {**other, "updated": ""}
-
-
 def summary(cards: Iterable[Card]) -> str:
     """`4 × n150, 8 × NVIDIA H100`; 'none' where there are none."""
     counted = Counter(card.product for card in cards if not card.parent)

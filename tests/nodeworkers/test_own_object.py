@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pytest
 
 from kube.client import KubeClient
 from kube.resources import NODEDEVICES, NODES
-from nodeworkers.devices import reporting
-from nodeworkers.devices.reporting import MANAGER, Reporting
+from nodeworkers import own_object
+from nodeworkers.own_object import MANAGER, OwnObject
 from planning.devices.cards import Card
-from planning.devices.report import Picture
+from planning.devices.report import Picture, document, status
 from tests.kube.fake_api import FakeApi
 
 CARD = Card("tt-1", "tenstorrent", "n150", "tenstorrent.com/n150", 0)
@@ -26,7 +28,9 @@ class Rig:
     picture: Picture
 
     def __post_init__(self) -> None:
-        self.reporting = Reporting(self.kube, "n1", lambda: self.picture)
+        self.reporting = OwnObject(
+            self.kube, "n1", NODEDEVICES, partial(document, "n1"), lambda: status(self.picture, time.time())
+        )
 
     @property
     def shown(self) -> dict[str, Any]:
@@ -70,7 +74,7 @@ async def test_that_of_a_node_that_was_made_anew_is_another(rig: Rig, monkeypatc
     before = rig.shown["metadata"]["uid"]
     rig.api.remove(NODES, "n1")
     node = rig.api.put(NODES, "n1")
-    monkeypatch.setattr(reporting, "_RECHECK", 0.0)
+    monkeypatch.setattr(own_object, "_RECHECK", 0.0)
     await rig.reporting.write()
     assert rig.shown["metadata"]["uid"] != before
     assert rig.shown["metadata"]["ownerReferences"][0]["uid"] == node["metadata"]["uid"]
@@ -80,6 +84,6 @@ async def test_that_of_a_node_that_was_made_anew_is_another(rig: Rig, monkeypatc
 async def test_what_somebody_removed_or_edited_comes_back(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     await rig.reporting.write()
     rig.api.remove(NODEDEVICES, "n1")
-    monkeypatch.setattr(reporting, "_RECHECK", 0.0)
+    monkeypatch.setattr(own_object, "_RECHECK", 0.0)
     await rig.reporting.write()
     assert rig.shown["status"]["count"] == 1
