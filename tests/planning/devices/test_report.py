@@ -74,10 +74,6 @@ def test_instances_are_no_cards_of_their_own_in_the_summary() -> None:
     assert summary([]) == "none"
 
 
-def test_only_its_time_makes_no_other_status() -> None:
-    picture = Picture([card(0)])
-
-
 texts = st.text(max_size=20) | st.integers(0, 700).map("x".__mul__)
 cards = st.builds(
     Card, id=texts, vendor=st.sampled_from(["nvidia", "amd", "tenstorrent"]), product=texts, resource=texts,
