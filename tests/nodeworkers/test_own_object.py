@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import itertools
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,8 +28,9 @@ class Rig:
     picture: Picture
 
     def __post_init__(self) -> None:
+        clock = itertools.count(1000.0, 60.0)  # that only the time is another is no reason to write
         self.reporting = OwnObject(
-            self.kube, "n1", NODEDEVICES, partial(document, "n1"), lambda: status(self.picture, time.time())
+            self.kube, "n1", NODEDEVICES, partial(document, "n1"), lambda: status(self.picture, next(clock))
         )
 
     @property
