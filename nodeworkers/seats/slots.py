@@ -7,7 +7,7 @@ Each run of the workflow gets a fencing epoch when it is heard of first; from th
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from threading import RLock
+from threading import Condition
 from typing import get_args
 
 import orjson
@@ -48,7 +48,7 @@ class Slots:
     def __init__(self, ledger: Ledger) -> None:
         """Reads all of it. A row that makes no sense counts as none: the hardware is read before anything is done."""
         self._ledger = ledger
-        self._turn = RLock()
+        self._turn = Condition()
         self._slots: dict[str, Slot] = {}
         self._epochs: dict[str, int] = {}
         self._known: dict[str, list[str]] = {}
@@ -101,6 +101,11 @@ class Slots:
         slot = self.slot(group)
         return slot.seat == seat and slot.phase in _MAY_START
 
+    def may_start_within(self, group: str, seat: str, seconds: float) -> bool:
+        """As `may_start`, as soon as it may; waits, so never to be called by the loop's thread."""
+        with self._turn:
+            return self._turn.wait_for(lambda: self.may_start(group, seat), seconds)
+
     def forget(self, group: str, epoch: int) -> None:
         """The node has no such group any more. Its epoch stays: should it come back, it goes on from there."""
         with self._turn:
@@ -116,3 +121,4 @@ class Slots:
                 (slot.group, epoch, orjson.dumps(runs).decode(), *values),
             )
         self._slots[slot.group], self._epochs[slot.group], self._known[slot.group] = slot, epoch, runs
+        self._turn.notify_all()
