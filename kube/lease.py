@@ -131,7 +131,8 @@ class LeaderElector:
                     if await self._try():
                         continue
             except TimeoutError:
-                error = "no answer"
+                if left >= self._retry:  # else there was no time for an answer, and what was heard before tells more
+                    error = "no answer"
             except Exception as exc:  # whatever kept it from renewing, the deadline alone decides
                 error = exc
                 log.warning("cannot renew the lease %s/%s: %s", self._namespace, self._name, exc)
