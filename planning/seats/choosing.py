@@ -27,7 +27,7 @@ def choose(view: GroupView, now: float) -> Choice:
     if len(standing.holders) > 1:
         names = " and ".join(each.seat for each in standing.holders)
         return Choice("", f"{names} both have the slot, which must not be: nobody gets it until one has left it.")
-    pinned = next((each for each in view.seats if each.seat == view.pinned), None) if view.pinned else None
+    pinned = standing.known.get(view.pinned)
     if pinned is not None and pinned.phase not in (Phase.ABSENT, Phase.QUARANTINED):
         seat, reason = _pinned(standing, next(each for each in standing.seats if each.seat == pinned.seat))
         return Choice(seat, reason, None, pinned_waits(standing, pinned.seat))

@@ -57,7 +57,8 @@ class SeatView:
 
     park, wake: what these are expected to take, measured, without the drain; of a `Lost` or `Waiting` seat `wake` is
     its start. drain: how long requests in flight take to end. busy: how long it is asked without a pause once it is,
-    None where nothing is known.
+    None where nothing is known (then as long as a residency is expected). late: how many times as long as expected
+    others keep it waiting, from what was told before and how long it took then (`Late`).
 
     parkable: whether it can be parked at all; why_not is then the reason, to follow a colon. bytes: what parking moves
     to the host; numa: which of them to which NUMA node; bound: whether its memory may be on no other; levels: the
@@ -80,6 +81,7 @@ class SeatView:
     wake: float = DEFAULT_WAKE
     drain: float = 0.0
     busy: float | None = None
+    late: float = 1.0
     parkable: bool = True
     why_not: str = ""
     bytes: int = 0

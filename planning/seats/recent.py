@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import deque
 
+_LEAST_LATE, _MOST_LATE = 0.1, 100.0
 _NEWER = 0.1  # how much the newest counts
 _FORGOTTEN = 0.01
 
@@ -51,3 +52,20 @@ class Asked:
     def mean(self) -> float | None:
         """Seconds; None if it never ended of itself as far as somebody remembers."""
         return self._seconds / self._ends if self._ends > _FORGOTTEN else None
+
+
+class Late:
+    """By what waits that were told are to be corrected so that they are true in the mean: `SeatView.late`.
+
+    Whoever ranks before a seat, and comes after it, is in no plan; how often that is, only what happened tells.
+    """
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+        self._took: float | None = None
+
+    def served(self, told: float, took: float) -> None:
+        """Somebody was told so many seconds, and it took so many."""
+        self._took = took if self._took is None else self._took + _NEWER * (took - self._took)
+        wrong = (took - told) / self._took if self._took > 0 else 0.0
+        self.factor = min(max(self.factor + _NEWER * wrong, _LEAST_LATE), _MOST_LATE)

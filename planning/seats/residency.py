@@ -10,6 +10,9 @@ from collections.abc import Iterable
 
 from planning.seats.group import SeatView
 
+# What a switch takes at least, in seconds, whatever was measured: it is two activities and a few calls of a driver.
+LEAST_SWITCH = 0.1
+
 
 def residency(switch: float, lost: float) -> float:
     """Seconds that a seat must have had the slot so that a switch of so many has been worth it: S / (S + R) <= L."""
@@ -25,14 +28,14 @@ def pause(switch: float, lost: float) -> float:
 
 def switching(leaves: SeatView | None, comes: SeatView) -> float:
     """What a switch between these is expected to take, in seconds, the drain left out: meanwhile the GPU works."""
-    return (leaves.park if leaves is not None else 0.0) + comes.wake
+    return max((leaves.park if leaves is not None else 0.0) + comes.wake, LEAST_SWITCH)
 
 
 def turn(seats: Iterable[SeatView], lost: float) -> float:
     """The longest that it takes until each of the seats has had the slot for its residency, drains included: in it each
     seat is parked once and woken once.
     """
-    return sum((each.park + each.wake) / lost + each.drain for each in seats)
+    return sum((each.park + each.wake + LEAST_SWITCH) / lost + each.drain for each in seats)
 
 
 def patience(seats: Iterable[SeatView], lost: float) -> float:

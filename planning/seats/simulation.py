@@ -15,7 +15,7 @@ from math import inf
 
 from planning.seats.choosing import choose
 from planning.seats.group import Choice, GroupView, Phase, Policy, SeatView
-from planning.seats.recent import Asked, Recent
+from planning.seats.recent import Asked, Late, Recent
 
 _NEWER = 0.1  # of a mean of what was measured: how much the newest counts
 
@@ -42,14 +42,14 @@ class Stay:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a trace. waits: of each request that was answered, the seconds until it was. seconds: how long all
-    of it took; of them were `lost` to switches, and in `used` somebody was answered, or a batch seat had the slot.
-    taken: of what was lost, by switches that took the slot from a seat that was asked. told: what was told to whoever
-    waited first for a seat, and how long it took then.
+    """What became of a trace. waits: by seat, of each request that was answered, the seconds until it was. refused: by
+    seat, how many were not. seconds: how long all of it took; of them were `lost` to switches, `taken` by those among
+    these that took the slot from a seat that was asked, and in `used` somebody was answered, or a batch seat had the
+    slot. told: what was told to whoever waited first for a seat, and how long it took then.
     """
 
-    waits: list[float] = field(default_factory=list)
-    refused: int = 0
+    waits: list[list[float]]
+    refused: list[int]
     switches: int = 0
     lost: float = 0.0
     used: float = 0.0
@@ -71,6 +71,7 @@ class _Seat:
         self.left = 0.0
         self.used = Recent(window)
         self.asked = Asked()
+        self.late = Late()
         self.cut = False
         self.drain: float | None = None
 
@@ -114,7 +115,7 @@ class _Played:
         self._look = self._idle = inf
         self._now = begin
         self.upcoming = inf
-        self.outcome = Outcome()
+        self.outcome = Outcome([[] for _ in seats], [0 for _ in seats])
         self._decide(begin)
 
     def ask(self, at: float, number: int, seconds: float) -> None:
@@ -122,7 +123,7 @@ class _Played:
         seat = self._seats[number]
         self._now = at
         if self._holder == number and self._target is None:
-            self._answer(seat, at, at, seconds)
+            self._answer(number, at, at, seconds)
             if self._idle < inf or self._waited():
                 self._idle = seat.asked_until
                 self.upcoming = min(self._look, self._idle)
@@ -131,7 +132,7 @@ class _Played:
         if seat.since is None:
             seat.since = at
         if len(seat.held) >= self._proxy.queue:
-            self.outcome.refused += 1
+            self.outcome.refused[number] += 1
             return
         seat.held.append((at, seconds))
         if len(seat.held) == 1:
@@ -149,8 +150,8 @@ class _Played:
         self._decide(now)
 
     def ended(self) -> Outcome:
-        """Plays on until nobody waits any more, or whoever does waits for ever."""
-        while self.upcoming < inf and (self._target is not None or self._waited()):
+        """Plays on until no request waits any more, or those that do wait for ever."""
+        while self.upcoming < inf and (self._target is not None or any(each.held for each in self._seats)):
             self.go_on()
         outcome, holder = self.outcome, self._holder
         for each in self._seats:
@@ -203,14 +204,16 @@ class _Played:
         if seat.told is not None:
             at, wait = seat.told
             self.outcome.told.append((wait, now - at))
+            seat.late.served(wait, now - at)
         seat.since = seat.told = None
         self._expire(seat, now)
         while seat.held:
             at, seconds = seat.held.popleft()
-            self._answer(seat, at, now, seconds)
+            self._answer(number, at, now, seconds)
 
-    def _answer(self, seat: _Seat, came: float, now: float, seconds: float) -> None:
-        self.outcome.waits.append(now - came)
+    def _answer(self, number: int, came: float, now: float, seconds: float) -> None:
+        self.outcome.waits[number].append(now - came)
+        seat = self._seats[number]
         until = now + seconds
         if now > seat.asked_until:
             if seat.asked_until > -inf:
@@ -227,8 +230,7 @@ class _Played:
         oldest = now - self._proxy.deadline if now < inf else inf
         while seat.held and seat.held[0][0] < oldest:
             seat.held.popleft()
-            seat.told = None
-            self.outcome.refused += 1
+            self.outcome.refused[self._number[seat.setup.seat]] += 1
 
     def _stayed(self, number: int, end: float) -> None:
         seat = self._seats[number]
@@ -271,6 +273,7 @@ class _Played:
             wake=setup.wake,
             drain=seat.drain or 0.0,
             busy=seat.asked.mean,
+            late=seat.late.factor,
         )
 
     def _phase(self, number: int, now: float) -> tuple[Phase, float]:

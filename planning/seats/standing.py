@@ -28,14 +28,19 @@ class Due:
 
 
 class Standing:
-    """A group at a moment. `holders` are more than one only where something has gone wrong."""
+    """A group at a moment. `known`: all of its seats, as they were given. `holders` are more than one only where
+    something has gone wrong.
+    """
 
     def __init__(self, view: GroupView, rule: Rule, now: float) -> None:
         self.view, self.rule = view, rule
         self.share = max(_number(view.policy.lost, _MOST_LOST), _LEAST_LOST)
-        self.moment = Moment(_clock(now) + _clock(view.utc_offset), replace(view.policy, lost=self.share))
-        seats = {each.seat: _sane(each) for each in view.seats if each.phase in IN_SLOT or each.phase in READY}
-        self.seats = tuple(seats.values())
+        sane = view.policy.lost == self.share
+        policy = view.policy if sane else replace(view.policy, lost=self.share)
+        self.moment = Moment(_clock(now) + _clock(view.utc_offset), policy)
+        self.known = {each.seat: each for each in view.seats}
+        there = (each for each in self.known.values() if each.phase in IN_SLOT or each.phase in READY)
+        self.seats = tuple(map(_sane, there))
         self.holders = tuple(each for each in self.seats if each.phase in IN_SLOT)
         self.waiting = tuple(each for each in self.seats if each.wants)
         self.ranks = {each.seat: rule.rank(each, self.moment) for each in self.seats}
@@ -120,6 +125,7 @@ def _sane(seat: SeatView) -> SeatView:
         and 0 <= seat.drain <= _FAR
         and 0 <= busy <= _FAR
         and 0 < seat.weight <= _FAR
+        and 0 <= seat.late <= _FAR
     ):
         return seat
     resident = _number(seat.resident, _FAR)
@@ -136,6 +142,7 @@ def _sane(seat: SeatView) -> SeatView:
         drain=_number(seat.drain, _FAR),
         busy=busy if 0 <= busy <= _FAR and seat.busy is not None else None,
         weight=seat.weight if 0 < seat.weight <= _FAR else 1.0,
+        late=seat.late if 0 <= seat.late <= _FAR else 1.0,
     )
 
 

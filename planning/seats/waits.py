@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from math import inf
 
 from planning.seats.group import Phase, SeatView
-from planning.seats.residency import pause, switching
+from planning.seats.residency import pause, residency, switching
 from planning.seats.standing import Standing
 
 
@@ -28,8 +28,8 @@ def waits(standing: Standing) -> Mapping[str, float]:
     elif holder is not None and standing.waiting and standing.stays(holder):
         return found
     left = {each.seat: each for each in standing.waiting if each.seat not in found}
-    fresh = holder is None or standing.holder is not holder
-    resident, more = 0.0 if fresh or holder is None else holder.resident, 0.0
+    fresh = holder is None or holder.phase is not Phase.ACTIVE
+    resident, more, stays = 0.0 if fresh or holder is None else holder.resident, 0.0, 0.0
     while left:
         comes = standing.first(left.values(), after)
         if holder is not None:
@@ -39,9 +39,10 @@ def waits(standing: Standing) -> Mapping[str, float]:
             )  # fmt: skip
             busy = fresh or not holder.resting
             after += due.seconds + (holder.drain if busy else 0.0)
+            stays += due.seconds
         switch = switching(holder, comes)
         after, more = after + switch, more + switch
-        found[comes.seat] = after
+        found[comes.seat] = after + stays * (comes.late - 1)  # of switches nobody is in doubt, of stays one is
         del left[comes.seat]
         holder, resident, fresh = comes, 0.0, True
     waited = {each.seat for each in standing.seats if each.wants or each.held > 0}
@@ -91,6 +92,8 @@ def _left(holder: SeatView) -> float:
 def _asked(standing: Standing, holder: SeatView, comes: SeatView, *, fresh: bool) -> tuple[float, bool]:
     """For how long the seat will be asked, and whether that is but a mean."""
     idle = standing.idle_in(holder, comes) if not fresh else inf
-    if idle < inf or holder.batch or holder.busy is None:
+    if idle < inf or holder.batch:
         return idle, False
-    return holder.busy + pause(switching(holder, comes), standing.share), True
+    switch = switching(holder, comes)
+    busy = holder.busy if holder.busy is not None else residency(switch, standing.share)
+    return busy + pause(switch, standing.share), True
