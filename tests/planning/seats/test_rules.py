@@ -63,6 +63,9 @@ def test_patience_comes_before_priority() -> None:
     long = patience(seats, 0.1)
     assert choose(group(seats[0], waited(1, long - 9), rule="priority"), 0).within == pytest.approx(9)
     assert choose(group(seats[0], waited(1, long), rule="priority"), 0).seat == "kyb-G01-s1"
+    third = (*seats[:1], waited(3, 0, priority=2), waited(1, 0))
+    nearly = patience(third, 0.1) - 9
+    assert choose(group(*third[:2], waited(1, nearly), rule="priority"), 0).within == pytest.approx(9)
     both = group(waited(1, long), waited(2, 5, priority=3), rule="priority")
     assert choose(both, 0).seat == "kyb-G01-s1"
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from planning.seats import rules
 from planning.seats.group import Hours, Policy, SeatView
-from planning.seats.residency import bound, switching
+from planning.seats.residency import bound, patience, switching
 from planning.seats.simulation import Outcome, Proxy, Request, simulate
 from tests.planning.seats.groups import SWITCH, WAKE, seat
 
@@ -131,6 +131,56 @@ def test_nothing_thrashes(drawn: tuple[tuple[SeatView, ...], Policy, list[Reques
     credit = policy.lost * policy.window + one
     assert outcome.taken <= policy.lost * outcome.seconds + credit + 0.01
     assert outcome.lost <= outcome.seconds / 2 + credit + 0.01
+
+
+def endless(*asked: tuple[int, float, float], until: float = 20_000) -> list[Request]:
+    """Requests for seats, each every so many seconds and so long."""
+    return sorted(
+        (every * n + 0.1 * number, number, long) for number, every, long in asked for n in range(int(until / every))
+    )
+
+
+FAST = tuple(seat(number, park=0.5, wake=0.5, priority=number) for number in range(3))
+
+
+def test_who_comes_last_by_rank_has_the_slot_once_others_were_put_before_it_for_long_enough() -> None:
+    come = endless((2, 1, 1.5), (1, 1, 1.5))
+    outcome = simulate(FAST, sorted([*come, (50.0, 0, 1.0)]), Policy("priority"))
+    (wait,) = outcome.waits[0]
+    patient = patience(FAST, 0.1)
+    assert 0.9 * patient < wait <= bound([replace(each, drain=1.5) for each in FAST], 0.1, True)
+    assert max(outcome.waits[1]) <= bound([replace(each, drain=1.5) for each in FAST], 0.1, True)
+
+
+@pytest.mark.parametrize("rule", ["onDemand", "fair"])
+def test_seats_that_are_all_asked_have_the_slot_in_turn(rule: str) -> None:
+    outcome = simulate(FAST, endless((0, 1, 1.5), (1, 1, 1.5), (2, 1, 1.5), until=3000), Policy(rule))
+    begins = [each.seat for each in outcome.stays][:60]
+    assert all(sorted(begins[at : at + 3]) == [0, 1, 2] for at in range(0, 60, 3))
+    shares = [sum(each.end - each.begin for each in outcome.stays if each.seat == number) for number in range(3)]
+    assert max(shares) < 1.1 * min(shares)
+
+
+def test_slices_are_as_weights_say() -> None:
+    weighted = [replace(each, weight=weight) for each, weight in zip(FAST, (1.0, 2.0, 4.0), strict=True)]
+    outcome = simulate(weighted, endless((0, 1, 1.5), (1, 1, 1.5), (2, 1, 1.5), until=6000), Policy("fair"))
+    shares = [sum(each.end - each.begin for each in outcome.stays if each.seat == number) for number in range(3)]
+    assert shares[1] / shares[0] == pytest.approx(2, rel=0.15) and shares[2] / shares[0] == pytest.approx(4, rel=0.15)
+
+
+def test_requests_that_alternate_do_not_make_a_group_switch_for_more_than_half_of_the_time() -> None:
+    policy = Policy(window=600)
+    outcome = simulate(FOUR, endless((0, 20, 0.1), (1, 20, 0.1)), policy)
+    assert 0.4 * outcome.seconds < outcome.lost <= outcome.seconds / 2 + 60 + SWITCH
+
+
+def test_a_high_priority_that_comes_again_and_again_takes_its_share_from_lower_ones_and_no_more() -> None:
+    policy = Policy("priority", window=600)
+    seats = (seat(0, batch=True), seat(1, priority=5))
+    outcome = simulate(seats, endless((1, 45, 1.0)), policy)
+    assert 0.05 * outcome.seconds < outcome.taken <= 0.1 * (outcome.seconds + 600) + SWITCH
+    calm = simulate(seats, endless((1, 900, 1.0)), policy)
+    assert max(calm.waits[1][1:]) <= 2 * SWITCH + 1, "where it comes seldom it waits for no residency"
 
 
 @given(groups(), st.sampled_from([1.0, 30.0, 300.0]), st.sampled_from([1, 3, 1000]))
