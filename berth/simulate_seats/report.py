@@ -33,7 +33,7 @@ def show(report: Report, stays: Mapping[str, Sequence[Stay]], console: Console) 
         soft_wrap=True,
     )
     _table(console, found)
-    console.print("\ntime to first byte that waiting for the slot adds: p50 / p99 by seat", style="bold")
+    console.print("\ntime to first byte that waiting for the slot adds: p50/p99 by seat", style="bold")
     _by_seat(console, found, names)
     console.print()
     _slot_shares(console, found, names)
@@ -85,7 +85,7 @@ def _by_seat(console: Console, found: Mapping[str, Report], names: Sequence[str]
         table.add_column(escape(name), justify="right", overflow="fold")
     for policy, each in found.items():
         cells = [each["seats"][name] for name in shown]
-        table.add_row(policy, *(f"{_time(cell['p50_seconds'])} / {_time(cell['p99_seconds'])}" for cell in cells))
+        table.add_row(policy, *(f"{_short(cell['p50_seconds'])}/{_short(cell['p99_seconds'])}" for cell in cells))
     console.print(table)
     if len(names) > len(shown):
         console.print(f"{len(names) - len(shown)} more are in the file of --json", style="dim")
@@ -163,3 +163,8 @@ def _colour(number: int) -> str:
 
 def _time(seconds: float | None) -> str:
     return "–" if seconds is None else spoken(seconds)
+
+
+def _short(seconds: float | None) -> str:
+    """As `_time`, where many stand beside each other: 72s, 3.8m."""
+    return _time(seconds).replace(" min", "m").replace(" ", "")

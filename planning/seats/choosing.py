@@ -70,9 +70,9 @@ def _unpinned(standing: Standing) -> tuple[str, str, float | None]:
         )
     idle_in = standing.idle_in(holder, first)
     due = standing.due(holder, first, resident=holder.resident, idle_in=idle_in)
-    if due.seconds <= _SOON:
+    if due <= _SOON:
         return first.seat, f"{first.seat} gets the slot: {_wanted(first)}; {_leaving(standing, holder, first)}.", None
-    return "", _keeping(standing, holder, first, due.seconds), _look(standing, due.seconds)
+    return "", _keeping(standing, holder, first, due), _look(standing, due)
 
 
 def _nobody_waits(standing: Standing, holder: SeatView | None) -> tuple[str, str, float | None]:

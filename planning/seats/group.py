@@ -180,11 +180,13 @@ def _minutes(clock: str) -> int:
 
 
 def spoken(seconds: float) -> str:
-    """`0.4 s`, `12 s`, `3 min`, `2.5 h`: a time for a person."""
+    """`0.4 s`, `12 s`, `3.5 min`, `2.5 h`: a time for a person."""
     if seconds < 9.95:
         return f"{max(seconds, 0.0):.1f}".removesuffix(".0") + " s"
     if seconds < 119.5:
         return f"{seconds:.0f} s"
+    if seconds < 9.95 * 60:
+        return f"{seconds / 60:.1f}".removesuffix(".0") + " min"
     if seconds < 119.5 * 60:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f}".removesuffix(".0") + " h"

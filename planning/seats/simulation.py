@@ -83,12 +83,11 @@ def simulate(
     proxy: Proxy = Proxy(),
     *,
     begin: float = 0.0,
-    utc_offset: float = 0.0,
 ) -> Outcome:
     """Plays requests, which come in order of time, from `begin` on. seats: as they would be if nobody had ever asked
     for them: of each its names, priority, weight, whether it is batch, and what switches take.
     """
-    played = _Played(seats, policy, proxy, begin, utc_offset)
+    played = _Played(seats, policy, proxy, begin)
     for at, seat, seconds in requests:
         while played.upcoming <= at:
             played.go_on()
@@ -99,10 +98,8 @@ def simulate(
 class _Played:
     """The group while it is played. `upcoming`: when something happens of itself, but for requests."""
 
-    def __init__(
-        self, seats: Sequence[SeatView], policy: Policy, proxy: Proxy, begin: float, utc_offset: float
-    ) -> None:
-        self._policy, self._proxy, self._begin, self._offset = policy, proxy, begin, utc_offset
+    def __init__(self, seats: Sequence[SeatView], policy: Policy, proxy: Proxy, begin: float) -> None:
+        self._policy, self._proxy, self._begin = policy, proxy, begin
         self._seats = [_Seat(each, policy.window) for each in seats]
         for each in self._seats:
             each.left = begin
@@ -247,7 +244,7 @@ class _Played:
             self._expire(each, now)
         target = self._seats[self._target].setup.seat if self._target is not None else ""
         views = tuple(self._seen(number, now) for number in range(len(self._seats)))
-        return GroupView(views, self._policy, self._switches.within(now), target=target, utc_offset=self._offset)
+        return GroupView(views, self._policy, self._switches.within(now), target=target)
 
     def _seen(self, number: int, now: float) -> SeatView:
         seat = self._seats[number]

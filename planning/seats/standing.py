@@ -7,7 +7,7 @@ that nobody can give the slot (absent, quarantined) are left out; numbers that m
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import exp, inf, isfinite
 
 from planning.seats.group import IN_SLOT, READY, GroupView, Phase, SeatView
@@ -17,14 +17,6 @@ from planning.seats.rules.rule import Moment, Rule
 
 _FAR = 1e9  # seconds: what is beyond is no time that anybody measured
 _LEAST_LOST, _MOST_LOST = 0.001, 0.9
-
-
-@dataclass(frozen=True, slots=True)
-class Due:
-    """When a seat leaves the slot for another. seconds: from now on. early: before it has had its residency."""
-
-    seconds: float
-    early: bool = False
 
 
 class Standing:
@@ -74,8 +66,8 @@ class Standing:
     def due(
         self, holder: SeatView, comes: SeatView, *, resident: float, after: float = 0.0, more: float = 0.0,
         idle_in: float = inf, likely: bool = False,
-    ) -> Due:  # fmt: skip
-        """When `holder`, which has had the slot for `resident` seconds, leaves it for `comes`.
+    ) -> float:  # fmt: skip
+        """In how many seconds `holder`, which has had the slot for `resident`, leaves it for `comes`.
 
         after: how many seconds from now that is asked. more: what switches take until then. idle_in: when nobody asks
         for it any more; with `likely` that is a mean, of a time that ends as likely in any moment as in any other.
@@ -94,7 +86,7 @@ class Standing:
         if idle_in < inf:
             served = 0.0 if cheap else max(0.0, switch - resident)
             sooner = _expected(idle_in, served, sooner) if likely else min(sooner, max(served, idle_in))
-        return Due(sooner, early=sooner < left)
+        return sooner
 
     def idle_in(self, holder: SeatView, comes: SeatView) -> float:
         """Seconds until the seat counts as idle if nobody asks for it; inf while somebody does."""

@@ -38,8 +38,8 @@ def waits(standing: Standing) -> Mapping[str, float]:
                 holder, comes, resident=resident, after=after, more=more, idle_in=idle_in, likely=likely
             )  # fmt: skip
             busy = fresh or not holder.resting
-            after += due.seconds + (holder.drain if busy else 0.0)
-            stays += due.seconds
+            after += due + (holder.drain if busy else 0.0)
+            stays += due
         switch = switching(holder, comes)
         after, more = after + switch, more + switch
         found[comes.seat] = after + stays * (comes.late - 1)  # of switches nobody is in doubt, of stays one is

@@ -12,7 +12,7 @@ SWITCH = PARK + WAKE
 
 
 def seat(number: int, phase: Phase = Phase.PARKED, **said: Any) -> SeatView:
-    known = {"name": f"m{number}", "park": PARK, "wake": WAKE} | said
+    known: dict[str, Any] = {"name": f"m{number}", "park": PARK, "wake": WAKE} | said
     return SeatView(f"kyb-G01-s{number}", phase, **known)
 
 
