@@ -29,28 +29,28 @@ def choose(view: GroupView, now: float) -> Choice:
         return Choice("", f"{names} both have the slot, which must not be: nobody gets it until one has left it.")
     pinned = standing.known.get(view.pinned)
     if pinned is not None and pinned.phase not in (Phase.ABSENT, Phase.QUARANTINED):
-        seat, reason = _pinned(standing, next(each for each in standing.seats if each.seat == pinned.seat))
-        return Choice(seat, reason, None, pinned_waits(standing, pinned.seat))
+        seat, reason, within = _pinned(standing, next(each for each in standing.seats if each.seat == pinned.seat))
+        return Choice(seat, reason, within, pinned_waits(standing, pinned.seat))
     seat, reason, within = _unpinned(standing)
     if view.pinned:
         state = f"is {pinned.phase}" if pinned is not None else "is no seat of this group"
         reason = f"{view.pinned} is pinned, but {state}. {reason}"
-    return Choice(seat, reason, within, waits(standing))
+    return Choice(seat, reason, max(within, _SOON) if within is not None else None, waits(standing))
 
 
-def _pinned(standing: Standing, pinned: SeatView) -> tuple[str, str]:
+def _pinned(standing: Standing, pinned: SeatView) -> tuple[str, str, float | None]:
     holder = standing.holder
     others = [each for each in standing.waiting if each.seat != pinned.seat]
     wait = f" Until that is undone nobody else gets it: {_named(others)} wait{_s(others)}." if others else ""
     if holder is None:
-        return pinned.seat, f"{pinned.seat} gets the slot: it is pinned.{wait}"
+        return pinned.seat, f"{pinned.seat} gets the slot: it is pinned.{wait}", None
     if holder.seat == pinned.seat:
-        return "", f"{pinned.seat} has the slot and is pinned.{wait}"
+        return "", f"{pinned.seat} has the slot and is pinned.{wait}", None
     if holder.phase is not Phase.ACTIVE:
-        return "", _under_way(holder)
+        return "", _under_way(holder), None
     if why := standing.stays(holder):
-        return "", f"{pinned.seat} is pinned and cannot have the slot, for {why}."
-    return pinned.seat, f"{pinned.seat} gets the slot from {holder.seat}: it is pinned.{wait}"
+        return "", f"{pinned.seat} is pinned and cannot have the slot, for {why}.", _again(holder, pinned)
+    return pinned.seat, f"{pinned.seat} gets the slot from {holder.seat}: it is pinned.{wait}", None
 
 
 def _unpinned(standing: Standing) -> tuple[str, str, float | None]:
@@ -63,11 +63,8 @@ def _unpinned(standing: Standing) -> tuple[str, str, float | None]:
     if holder is None:
         return first.seat, f"{first.seat} gets the slot, which is empty: {_wanted(first)}.", None
     if why := standing.stays(holder):
-        return (
-            "",
-            f"{_named(standing.waiting)} wait{_s(standing.waiting)}, but {why}.",
-            standing.rule.next_change(standing.seats, standing.moment),
-        )
+        told = f"{_named(standing.waiting)} wait{_s(standing.waiting)}, but {why}."
+        return "", told, _again(holder, first)
     idle_in = standing.idle_in(holder, first)
     due = standing.due(holder, first, resident=holder.resident, idle_in=idle_in)
     if due <= _SOON:
@@ -86,7 +83,7 @@ def _nobody_waits(standing: Standing, holder: SeatView | None) -> tuple[str, str
     if holder is None:
         return seat.seat, f"{seat.seat} gets the slot, which is empty, before somebody asks: its hours come.", None
     if why := standing.stays(holder):
-        return "", f"{seat.seat} should have the slot for its hours, but {why}.", change
+        return "", f"{seat.seat} should have the slot for its hours, but {why}.", _again(holder, seat)
     # Here a switch waits for as long a pause as a residency, so that it is paid whatever comes after it.
     pause = residency(switching(holder, seat), standing.share)
     if holder.resting and pause - holder.idle <= _SOON:
@@ -94,7 +91,7 @@ def _nobody_waits(standing: Standing, holder: SeatView | None) -> tuple[str, str
         return seat.seat, f"{seat.seat} gets the slot for its hours: {idle}.", None
     look = min(pause - holder.idle if holder.resting else pause, change if change is not None else pause)
     told = f"{holder.seat} keeps the slot: {seat.seat} gets it for its hours once nobody has asked for {spoken(pause)}."
-    return "", told, max(look, _SOON)
+    return "", told, look
 
 
 def _look(standing: Standing, due: float) -> float:
@@ -105,7 +102,12 @@ def _look(standing: Standing, due: float) -> float:
         moments.append(change)
     if standing.patience:
         moments += [left for each in standing.waiting if (left := standing.patience - each.oldest) > 0]
-    return max(min(moments), _SOON)
+    return min(moments)
+
+
+def _again(holder: SeatView, comes: SeatView) -> float:
+    """When to look again where a seat cannot leave: nobody tells when memory gets free."""
+    return switching(holder, comes)
 
 
 def _wanted(seat: SeatView) -> str:

@@ -103,6 +103,7 @@ def test_memory_that_does_not_suffice_keeps_it_too() -> None:
     large = active(1, resident=9999, bytes=72 * 2**30, levels=levels)
     choice = said(group(large, waited(2, 700), memory=NodeMemory(available=512 * 2**30)))
     assert choice.seat == "" and "has 3 GiB in use and a limit of 40 GiB" in choice.reason
+    assert choice.within == SWITCH, "for nobody tells when memory gets free"
     assert said(group(large, waited(2, 700))).seat == "kyb-G01-s2", "where nobody checks memory"
 
 
