@@ -67,7 +67,7 @@ def door(stack: Stack) -> Iterator[Door]:
         (policy(type="fair", schedule=[HOURS]), "must be there with type schedule, and with no other"),
         (policy(schedule=[HOURS]), "must be there with type schedule, and with no other"),
         (policy(type="fastest"), "spec.profiles[0].policy.type"),
-        (policy(type="schedule", schedule=[HOURS | {"days": ["Mon", "Mon"]}]), "days[1]: Duplicate value"),
+        (policy(type="schedule", schedule=[HOURS | {"days": ["Mon", "Mon"]}]), "days: duplicate entries for key"),
         (policy(type="schedule", schedule=[HOURS | {"end": "24:00"}]), "schedule[0].end"),
     ],
 )
