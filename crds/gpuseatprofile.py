@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, JsonValue, StrictStr, ValidationInfo, field_validator
+from pydantic import ConfigDict, Field, JsonValue, StrictStr, ValidationInfo, field_validator, model_validator
 
 from crds.gpuworkload import (
     INT_OR_STRING,
@@ -39,12 +39,25 @@ MOST_SEATS = 64  # of one group
 MOST_INDEX = 255
 MOST_NAME = 48  # characters of a group's name: `kyb-<group>-s<k>` stays below the 63 of a device's id
 MOST_SHOWN = 64  # nodes in a status
+MOST_WINDOWS = 32  # of a schedule
+MOST_NAMED = 64  # seats that a window names
+LOST_PERCENT = 10
+POLICY_WINDOW = 3600  # seconds
+MOST_POLICY_WINDOW = 7 * 86_400
+DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
 UUID_PATTERN = r"^GPU-[A-Za-z0-9._-]{1,59}$"
 GROUP_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?$"
 
 ProfileName = Annotated[StrictStr, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
 GroupName = Annotated[StrictStr, Field(min_length=1, max_length=MOST_NAME, pattern=GROUP_PATTERN)]
+CLOCK_PATTERN = r"^([01][0-9]|2[0-3]):[0-5][0-9]$"
+# Of names such as Europe/Berlin. Which there are, the node's tz data tells.
+ZONE_PATTERN = r"^[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+){0,2}$"
+
+Clock = Annotated[StrictStr, Field(min_length=5, max_length=5, pattern=CLOCK_PATTERN)]
+SeatName = Annotated[StrictStr, Field(min_length=1, max_length=63)]
+Day = Literal["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"]
 GPURef = Annotated[
     Annotated[int, Field(strict=True, ge=0, le=MOST_INDEX)]
     | Annotated[str, Field(strict=True, max_length=63, pattern=UUID_PATTERN)],
@@ -60,6 +73,70 @@ def seat_resource(size: int) -> str:
 _RESOURCES = [seat_resource(size) for size in range(MOST_GPUS + 1)]
 
 
+class SeatHours(CRDModel):
+    """Hours in which seats come first."""
+
+    seats: Annotated[list[SeatName], Field(min_length=1, max_length=MOST_NAMED)] = Field(
+        description="Names of seats: those that pods have in the annotation kyb.ai/name.",
+        json_schema_extra={"x-kubernetes-list-type": "set"},
+    )
+    days: Annotated[list[Day], Field(min_length=1, max_length=len(DAYS))] | None = Field(
+        default=None,
+        description="The days on which it begins; left out, every day.",
+        json_schema_extra={"x-kubernetes-list-type": "set"},
+    )
+    start: Clock = Field(description="When it begins, by the clock of the policy's time zone, such as 08:00.")
+    end: Clock = Field(description="When it ends; if that is not after its start, on the next day.")
+
+    @field_validator("seats", "days")
+    @classmethod
+    def _each_once(cls, values: list[str] | None) -> list[str] | None:
+        if twice := [value for value, count in Counter(values or ()).items() if count > 1]:
+            raise ValueError(f"has {twice[0]} twice")
+        return values
+
+
+class SeatPolicy(CRDModel):
+    """Who of a group's seats is active."""
+
+    type: Literal["onDemand", "priority", "fair", "schedule"] = Field(
+        default="onDemand", description="Who comes first of those who are waited for."
+    )
+    lost_percent: Annotated[Int, Field(ge=1, le=50, json_schema_extra={"format": "int32"})] = Field(
+        default=LOST_PERCENT,
+        description="The most of the time that switches may take; from it and from what they are measured to take "
+        "follows how long a seat keeps its slot.",
+    )
+    window_seconds: Annotated[Int, Field(ge=60, le=MOST_POLICY_WINDOW, json_schema_extra={"format": "int32"})] = Field(
+        default=POLICY_WINDOW, description="Over how long time is counted: what seats used, and what switches took."
+    )
+    time_zone: Annotated[StrictStr, Field(min_length=1, max_length=63, pattern=ZONE_PATTERN)] = Field(
+        default="UTC", description="Of the schedule, such as Europe/Berlin."
+    )
+    schedule: Annotated[list[SeatHours], Field(min_length=1, max_length=MOST_WINDOWS)] | None = Field(
+        default=None, description="With type schedule, and with no other: hours in which seats come first."
+    )
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "x-kubernetes-validations": [
+                {
+                    "rule": "(self.type == 'schedule') == has(self.schedule)",
+                    "fieldPath": ".schedule",
+                    "message": "must be there with type schedule, and with no other",
+                }
+            ]
+        }
+    )
+
+    @model_validator(mode="after")
+    def _scheduled(self) -> SeatPolicy:
+        if (self.type == "schedule") != (self.schedule is not None):
+            told = "needs hours in schedule" if self.schedule is None else f"has a schedule, which {self.type} has not"
+            raise ValueError(f"is of type {self.type} and {told}")
+        return self
+
+
 class SeatProfile(CRDModel):
     """What the groups of one size offer."""
 
@@ -73,6 +150,7 @@ class SeatProfile(CRDModel):
     seats_per_group: Annotated[Int, Field(ge=1, le=MOST_SEATS, json_schema_extra={"format": "int32"})] = Field(
         description="Model servers that may share a group, one of them awake at a time."
     )
+    policy: SeatPolicy | None = Field(default=None, description="Who of them is awake; left out, who is asked for.")
 
     model_config = ConfigDict(
         json_schema_extra={

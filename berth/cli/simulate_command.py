@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from berth.cli.simulate_seats_command import seats
 from berth.cli.stack_commands import errors_for_people
 
 _MOST_SEEDS = 10_000
@@ -16,14 +17,21 @@ ARRIVALS = 1.3
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(simulate)
+    group = typer.Typer(invoke_without_command=True)
+    group.callback()(simulate)
+    group.command()(seats)
+    app.add_typer(group, name="simulate")
 
 
 def simulate(
-    nodes: Annotated[Path, typer.Option(metavar="FILE", help="CSV of nodes: sn, cpu_milli, memory_mib, gpu, model.")],
+    called: typer.Context,
+    nodes: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="CSV of nodes: sn, cpu_milli, memory_mib, gpu, model.")
+    ] = None,
     pods: Annotated[
-        Path, typer.Option(metavar="FILE", help="CSV of pods: name, cpu_milli, memory_mib, num_gpu, gpu_milli, …")
-    ],
+        Path | None,
+        typer.Option(metavar="FILE", help="CSV of pods: name, cpu_milli, memory_mib, num_gpu, gpu_milli, …"),
+    ] = None,
     strategy: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="May be given several times; left out: all installed.")
     ] = None,
@@ -47,7 +55,14 @@ def simulate(
     jobs: Annotated[int | None, typer.Option(min=1, help="Simulations side by side; left out: one a CPU.")] = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all figures to this file.")] = None,
 ) -> None:
-    """Simulate a trace against placement strategies: unallocated and fragmented GPUs; with --load, waiting times."""
+    """Simulate a trace against placement strategies: unallocated and fragmented GPUs; with --load, waiting times.
+
+    `berth simulate seats` simulates requests for the seats of a group of GPUs instead.
+    """
+    if called.invoked_subcommand is not None:
+        return
+    if nodes is None or pods is None:
+        raise typer.BadParameter("is needed, a CSV file", param_hint="--nodes" if nodes is None else "--pods")
     from berth.extensions import load_strategies
     from berth.simulate.run import SimulateOptions, run
     from planning import strategies

@@ -178,7 +178,7 @@ def _pod(row: _Row) -> tuple[str, Arrival]:
 
 
 def _rows(path: Path, columns: tuple[str, ...], parse: Callable[[_Row], tuple[str, T]]) -> Iterator[T]:
-    reader = csv.DictReader(_text(path).splitlines())
+    reader = csv.DictReader(text_of(path).splitlines())
     seen: set[str] = set()
     try:
         present = reader.fieldnames or ()
@@ -200,7 +200,8 @@ def _rows(path: Path, columns: tuple[str, ...], parse: Callable[[_Row], tuple[st
         raise StackError(f"{path} has no rows.", DOCUMENTED)
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path, documented: str = DOCUMENTED) -> str:
+    """What a file holds, plain or in gzip. Raises StackError if it cannot be read; `documented` says what to do."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             data = file.read(_LARGEST + 1)
@@ -208,7 +209,7 @@ def _text(path: Path) -> str:
             raise StackError(f"{path} is larger than {_LARGEST // _MEBIBYTE} MiB.", "Cut the trace.")
         return data.decode("utf-8-sig")
     except FileNotFoundError:
-        raise StackError(f"{path} does not exist.", DOCUMENTED) from None
+        raise StackError(f"{path} does not exist.", documented) from None
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise StackError(
             f"{path} cannot be read: {error}.", "It must be a CSV file in UTF-8, or one in gzip."

@@ -12,7 +12,12 @@ from crds.gpuseatprofile import MOST_GROUPS, MOST_NAME, MOST_SEATS, GPUSeatProfi
 
 PAIR: dict[str, Any] = {"name": "pair", "resource": "kyb.ai/gpu-2x-seat", "groupSize": 2, "seatsPerGroup": 4}
 QUAD: dict[str, Any] = {"name": "quad", "resource": "kyb.ai/gpu-4x-seat", "groupSize": 4, "seatsPerGroup": 2}
+HOURS: dict[str, Any] = {"seats": ["chat"], "days": ["Mon", "Fri"], "start": "08:00", "end": "18:30"}
 UUID = "GPU-5170aaaa-0000-4000-8000-000000000000"
+
+
+def policy(**said: Any) -> dict[str, Any]:
+    return spec(profiles=(PAIR | {"policy": said},))
 
 
 def spec(*groups: tuple[str, list[Any]], profiles: tuple[dict[str, Any], ...] = (PAIR,)) -> dict[str, Any]:
@@ -32,6 +37,10 @@ def spec(*groups: tuple[str, list[Any]], profiles: tuple[dict[str, Any], ...] = 
             *[(f"g{n}", [n]) for n in range(MOST_GROUPS)],
             profiles=(PAIR | {"groupSize": 1, "resource": "kyb.ai/gpu-1x-seat"},),
         ),
+        policy(),
+        policy(type="priority", lostPercent=50, windowSeconds=60),
+        policy(type="schedule", timeZone="Europe/Berlin", schedule=[HOURS, HOURS | {"days": ["Sun"], "end": "00:00"}]),
+        policy(type="schedule", timeZone="Etc/GMT+5", schedule=[{"seats": ["a"], "start": "00:00", "end": "23:59"}]),
     ],
 )
 def test_what_may_be_written(good: dict[str, Any]) -> None:
@@ -63,6 +72,20 @@ def test_what_may_be_written(good: dict[str, Any]) -> None:
         (spec(profiles=(PAIR | {"resource": "nvidia.com/gpu"},)), "must be kyb.ai/gpu-2x-seat"),
         (spec(profiles=(PAIR | {"seatsPerGroup": 0},)), "must be at least 1, not 0"),
         (spec(profiles=(PAIR | {"groupSize": 0},)), "must be at least 1, not 0"),
+        (policy(type="fastest"), "spec.profiles[0].policy.type"),
+        (policy(lostPercent=0), "must be at least 1, not 0"),
+        (policy(lostPercent=51), "must be at most 50, not 51"),
+        (policy(windowSeconds=59), "must be at least 60, not 59"),
+        (policy(type="schedule"), "spec.profiles[0].policy: is of type schedule and needs hours in schedule"),
+        (policy(schedule=[HOURS]), "is of type onDemand and has a schedule, which onDemand has not"),
+        (policy(type="schedule", schedule=[]), "must have at least 1 entries"),
+        (policy(type="schedule", schedule=[HOURS | {"start": "8:00"}]), "policy.schedule[0].start"),
+        (policy(type="schedule", schedule=[HOURS | {"end": "24:00"}]), "policy.schedule[0].end: must match"),
+        (policy(type="schedule", schedule=[HOURS | {"days": ["Monday"]}]), "policy.schedule[0].days[0]"),
+        (policy(type="schedule", schedule=[HOURS | {"days": ["Mon", "Mon"]}]), "has Mon twice"),
+        (policy(type="schedule", schedule=[HOURS | {"seats": ["a", "a"]}]), "has a twice"),
+        (policy(type="schedule", schedule=[HOURS | {"seats": []}]), "policy.schedule[0].seats: must have at least 1"),
+        (policy(type="schedule", timeZone="../../etc/passwd", schedule=[HOURS]), "policy.timeZone: must match"),
         (spec() | {"gpus": 4}, "spec.gpus: is not a field that berth knows"),
         ([], "spec: must be an object"),
     ],
@@ -86,6 +109,8 @@ def test_garbage_is_refused_with_a_sentence(profiles: Any, groups: Any, gpus: An
         {"profiles": profiles},
         {"profiles": [PAIR, profiles], "gpuTopology": groups},
         {"profiles": [PAIR], "gpuTopology": {"groups": groups}},
+        {"profiles": [PAIR | {"policy": groups}]},
+        {"profiles": [PAIR | {"policy": {"type": "schedule", "schedule": groups, "timeZone": gpus}}]},
         {"profiles": [PAIR], "gpuTopology": {"groups": [{"name": "G", "gpus": gpus}]}, "nodeSelector": whole},
     ):
         found, refused = GPUSeatProfileSpec.parse(raw)

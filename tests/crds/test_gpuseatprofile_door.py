@@ -13,7 +13,7 @@ import yaml
 from crds.definitions import DEFINITIONS
 from crds.generate import render
 from stack import Stack
-from tests.crds.test_gpuseatprofile import PAIR, QUAD, UUID, spec
+from tests.crds.test_gpuseatprofile import HOURS, PAIR, QUAD, UUID, policy, spec
 from tests.docs.pages import ROOT
 
 pytestmark = pytest.mark.stack
@@ -63,6 +63,12 @@ def door(stack: Stack) -> Iterator[Door]:
         (spec(profiles=(PAIR, PAIR | {"name": "other"})), "same groupSize"),
         (spec(profiles=(PAIR | {"resource": "nvidia.com/gpu"},)), "must be kyb.ai/gpu-<groupSize>x-seat"),
         (spec(profiles=()), "spec.profiles"),
+        (policy(type="schedule"), "must be there with type schedule, and with no other"),
+        (policy(type="fair", schedule=[HOURS]), "must be there with type schedule, and with no other"),
+        (policy(schedule=[HOURS]), "must be there with type schedule, and with no other"),
+        (policy(type="fastest"), "spec.profiles[0].policy.type"),
+        (policy(type="schedule", schedule=[HOURS | {"days": ["Mon", "Mon"]}]), "days: duplicate entries for key"),
+        (policy(type="schedule", schedule=[HOURS | {"end": "24:00"}]), "schedule[0].end"),
     ],
 )
 def test_the_api_server_refuses_what_no_node_could_serve(door: Door, bad: dict[str, Any], told: str) -> None:
@@ -71,6 +77,8 @@ def test_the_api_server_refuses_what_no_node_could_serve(door: Door, bad: dict[s
 
 def test_it_takes_what_nodes_can_serve(door: Door) -> None:
     door.apply(spec(("G0123", [0, 1, 2, 3]), ("G45", [4, UUID]), profiles=(PAIR, QUAD)))
+    door.apply(policy(type="schedule", timeZone="Europe/Berlin", schedule=[HOURS]))
+    door.apply(policy(lostPercent=5), "--force-conflicts")
     for file in sorted((ROOT / "examples" / "seats").glob("*.yaml")):
         for document in yaml.safe_load_all(file.read_text()):
             if document["kind"] == "GPUSeatProfile":
