@@ -116,3 +116,11 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def name(pid: int) -> str:
+    """Empty where there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().rstrip()
+    except OSError:
+        return ""
