@@ -30,13 +30,11 @@ class CallError(Exception):
 class Connection:
     """A plugin that connected."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, accepts: ttrpc.Status) -> None:
+        self.reader, self.writer, self.accepts = reader, writer, accepts
         self.registered: asyncio.Future[nri.RegisterPluginRequest] = asyncio.get_running_loop().create_future()
-        self.accepts = ttrpc.Status()
         self._answers: dict[int, asyncio.Future[ttrpc.Response]] = {}
         self._stream = 1
-        self._parts = 0
 
     async def serve(self) -> None:
         unpacker = wire.Unpacker()
@@ -59,7 +57,8 @@ class Connection:
     async def raw(self, data: bytes, flags: int = 0) -> ttrpc.Response:
         """What is answered to a request frame that holds `data`."""
         stream, self._stream = self._stream, self._stream + 2
-        waiting = self._answers[stream] = asyncio.get_running_loop().create_future()
+        waiting: asyncio.Future[ttrpc.Response] = asyncio.get_running_loop().create_future()
+        self._answers[stream] = waiting
         self.send(wire.PLUGIN, wire.Frame(stream, wire.REQUEST, flags, data))
         async with asyncio.timeout(DEADLINE):
             return await waiting
@@ -94,6 +93,7 @@ class SimulatedRuntime:
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket
+        self.accepts = ttrpc.Status()  # of registrations
         self._came: asyncio.Queue[Connection] = asyncio.Queue()
         self._connections: list[Connection] = []
         self._server: asyncio.Server | None = None
@@ -111,7 +111,7 @@ class SimulatedRuntime:
         self._connections.clear()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = Connection(reader, writer)
+        connection = Connection(reader, writer, self.accepts)
         self._connections.append(connection)
         self._came.put_nowait(connection)
         with suppress(OSError):

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nodeworkers.nri import wire
-from nodeworkers.nri.plugin import INDEX, NAME, Plugin, takes_arguments
+from nodeworkers.nri.plugin import INDEX, NAME, Plugin, Status, takes_arguments
 from nodeworkers.nri.session import (
     FAILED_PRECONDITION,
     INTERNAL,
@@ -110,13 +110,13 @@ async def test_it_registers_and_wants_few_events(tmp_path: Path) -> None:
             configured = await connection.begin(container(), pods=(POD,))
             registered = connection.registered.result()
             assert (registered.plugin_name, registered.plugin_idx) == (NAME, INDEX)
-            events = {event for event in nri.Event.values() if event and configured.events >> (event - 1) & 1}
+            events = {event for event in range(1, nri.LAST) if configured.events >> (event - 1) & 1}
             assert events == {nri.CREATE_CONTAINER, nri.START_CONTAINER, nri.STOP_CONTAINER, nri.REMOVE_CONTAINER}
             await until(lambda: ledger.happened, "it is told what runs")
             status = plugin.status
-            assert status.connected and status.sets_args and not status.message
+            assert (status.connected, status.sets_args, status.message) == (True, True, "")
             assert status.runtime == "containerd v2.3.7"
-        assert not plugin.status.connected and "stopped" in plugin.status.message
+        assert plugin.status == Status(False, "berth's NRI plugin was stopped")
     (told,) = ledger.happened
     assert isinstance(told, Synchronized)
     ((pod, one),) = told.containers
@@ -343,23 +343,39 @@ async def test_it_comes_back_when_the_runtime_does(tmp_path: Path) -> None:
     assert len(ledger.asked) == 2 and sum(isinstance(each, Synchronized) for each in ledger.happened) == 3
 
 
-async def test_it_says_what_is_wrong(tmp_path: Path) -> None:
-    ledger = Ledger()
-    plugin = Plugin(ledger.decide, ledger.happened.append, socket=tmp_path / "nri.sock")
+async def test_it_says_that_there_is_no_nri(tmp_path: Path) -> None:
+    plugin = Plugin(Ledger().decide, lambda _: None, socket=tmp_path / "nri.sock")
     async with running(plugin):
         await until(lambda: "disables NRI" in plugin.status.message, "no socket")
         async with simulated_runtime(tmp_path) as runtime:
-            connection = await runtime.plugin()
-            connection.accepts = ttrpc.Status(code=2, message="invalid plugin index")
-            await until(lambda: "refused the registration: invalid plugin index" in plugin.status.message, "refused")
-            connection = await runtime.plugin()
-            connection.writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-            await until(lambda: "What answers is no NRI" in plugin.status.message, "not NRI")
-            connection = await runtime.plugin()
-            connection.writer.close()
-            await until(lambda: "containerd closed the connection" in plugin.status.message, "closed")
             await (await runtime.plugin()).begin()
-            assert plugin.status.connected
+            assert (plugin.status.connected, plugin.status.message) == (True, "")
+
+
+async def test_it_says_that_it_was_refused_and_tries_again(tmp_path: Path) -> None:
+    async with simulated_runtime(tmp_path) as runtime:
+        runtime.accepts = ttrpc.Status(code=2, message="invalid plugin index")
+        plugin = Plugin(Ledger().decide, lambda _: None, socket=runtime.socket)
+        async with running(plugin):
+            await until(lambda: "refused the registration: invalid plugin index" in plugin.status.message, "refused")
+            await runtime.plugin()
+            await runtime.plugin()
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [(b"HTTP/1.1 400 Bad Request\r\n\r\n", "What answers is no NRI"), (b"", "containerd closed the connection")],
+)
+async def test_it_says_what_was_wrong_with_a_connection(tmp_path: Path, sent: bytes, said: str) -> None:
+    async with simulated_runtime(tmp_path) as runtime:
+        plugin = Plugin(Ledger().decide, lambda _: None, socket=runtime.socket)
+        async with running(plugin):
+            connection = await runtime.plugin()
+            await connection.registered
+            connection.writer.write(sent)
+            connection.writer.close()
+            await until(lambda: said in plugin.status.message, said)
+            await (await runtime.plugin()).begin()
 
 
 async def test_it_ends_when_it_is_cancelled_also_before_it_began(tmp_path: Path) -> None:

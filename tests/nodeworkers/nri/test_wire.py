@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nodeworkers.nri import wire
@@ -21,7 +21,7 @@ sent = st.lists(st.tuples(st.sampled_from([wire.PLUGIN, wire.RUNTIME]), frames),
 
 
 def in_pieces(data: bytes, sizes: list[int]) -> list[bytes]:
-    pieces, at = [], 0
+    pieces, at = list[bytes](), 0
     while at < len(data):
         size = sizes[len(pieces) % len(sizes)]
         pieces.append(data[at : at + size])
@@ -43,6 +43,7 @@ def test_frames_arrive_in_whatever_pieces(sent: list[tuple[int, wire.Frame]], si
 
 
 @given(frames)
+@example(wire.Frame(1, wire.RESPONSE, 0, bytes(10_000)))
 def test_no_part_is_larger_than_the_other_ends_buffer(frame: wire.Frame) -> None:
     packed, at = wire.packed(wire.PLUGIN, frame), 0
     while at < len(packed):
