@@ -83,8 +83,9 @@ class Session:
     ) -> None:
         self._reader, self._writer = reader, writer
         self._decide, self._observe, self._ready = decide, observe, ready
-        self.runtime = Runtime("", "", 2.0)  # pkg/api/timeouts.go
-        self._registered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._runtime = Runtime("", "", 2.0)  # pkg/api/timeouts.go
+        self._registered = False
+        self._refused = ""  # why the registration failed
         self._answering: set[asyncio.Task[None]] = set()
         self._pods: list[nri.PodSandbox] = []
         self._containers: list[nri.Container] = []
@@ -97,48 +98,42 @@ class Session:
         late = asyncio.get_running_loop().call_later(_REGISTRATION_SECONDS, self._give_up)
         try:
             await self._read()
-            if self._registered.done() and (error := self._registered.exception()) is not None:
-                raise error
-            raise SessionError("containerd closed the connection")
+            raise SessionError(self._refused or "containerd closed the connection")
         except wire.ProtocolError as error:
             raise SessionError(f"What answers is no NRI: it {error}") from error
         finally:
             late.cancel()
-            self._registered.cancel()
             for task in self._answering:
                 task.cancel()
             self._writer.close()
 
     def _give_up(self) -> None:
-        if not self._registered.done():
-            self._registered.set_exception(SessionError(f"containerd did not answer in {_REGISTRATION_SECONDS:.0f} s"))
-            self._writer.close()
+        if not self._registered:
+            self._refused = f"containerd did not answer the registration in {_REGISTRATION_SECONDS:.0f} s"
+            self._writer.transport.abort()
 
     async def _read(self) -> None:
         unpacker = wire.Unpacker()
-        while data := await self._reader.read(_READ):
+        while not self._refused and (data := await self._reader.read(_READ)):
             for connection, frame in unpacker.feed(data):
                 if connection == wire.RUNTIME:
                     self._take_response(frame)
                 elif frame.kind == wire.REQUEST:
                     self._take_request(frame)
             await self._writer.drain()  # whoever does not read its answers is not asked for more
-            if self._registered.done() and self._registered.exception() is not None:
-                return
 
     def _take_response(self, frame: wire.Frame) -> None:
-        if frame.kind != wire.RESPONSE or frame.stream != 1 or self._registered.done():
+        if frame.kind != wire.RESPONSE or frame.stream != 1 or self._registered:
             return
         try:
             response = ttrpc.Response.FromString(frame.data or b"")
         except DecodeError:
-            self._registered.set_exception(SessionError("containerd's answer to the registration cannot be read"))
+            self._refused = "containerd's answer to the registration cannot be read"
             return
         if response.status.code:
-            sentence = f"containerd refused the registration: {response.status.message:.300}"
-            self._registered.set_exception(SessionError(sentence))
+            self._refused = f"containerd refused the registration: {response.status.message:.300}"
         else:
-            self._registered.set_result(None)
+            self._registered = True
 
     def _take_request(self, frame: wire.Frame) -> None:
         if len(self._answering) >= _MOST_WAITING:
@@ -194,7 +189,7 @@ class Session:
 
     def _configure(self, request: nri.ConfigureRequest) -> nri.ConfigureResponse:
         seconds = request.request_timeout / 1000 if request.request_timeout > 0 else 2.0
-        self.runtime = Runtime(request.runtime_name[:100], request.runtime_version[:100], seconds)
+        self._runtime = Runtime(request.runtime_name[:100], request.runtime_version[:100], seconds)
         return nri.ConfigureResponse(events=_MASK)
 
     def _synchronize(self, request: nri.SynchronizeRequest) -> nri.SynchronizeResponse:
@@ -206,7 +201,7 @@ class Session:
         if not request.more:
             self._observe(synchronized(self._pods, self._containers))
             self._pods, self._containers = [], []
-            self._ready(self.runtime)
+            self._ready(self._runtime)
         return nri.SynchronizeResponse(more=request.more)
 
     async def _create(self, request: nri.CreateContainerRequest) -> nri.CreateContainerResponse:
