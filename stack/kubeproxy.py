@@ -8,6 +8,7 @@ and IPVS hold for other kube-proxies, and all of IPVS.
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 import shutil
 import subprocess
@@ -26,6 +27,7 @@ KUBE_PROXY = "kube-proxy"
 PORTS = ("kube-proxy-health", "kube-proxy-metrics")
 _FAMILIES = ("ip", "ip6")
 _TABLE = "kube-proxy"  # compiled into it
+_LEAST_NFT, _LEAST_KERNEL = (1, 0, 1), (5, 13)  # with older ones kube-proxy ends at once
 _RANGE = ipaddress.IPv4Network(SERVICE_RANGE)
 
 
@@ -34,6 +36,12 @@ def obstacle(layout: Layout) -> str:
     nft = _find()
     if not nft:
         return "there is no program nft (Debian's package nftables)"
+    for what, version, least in (
+        ("nft", _run(nft, "--version").stdout, _LEAST_NFT),
+        ("this kernel", os.uname().release, _LEAST_KERNEL),
+    ):
+        if _numbers(version) < least:
+            return f"kube-proxy needs {'.'.join(map(str, least))} or newer of {what}, which says {version.strip()!r}"
     listed = _run(nft, "list", "chains")
     if listed.returncode != 0:
         told = listed.stderr.strip().splitlines() or ["it says nothing"]
@@ -159,6 +167,11 @@ def _tables(nft: str) -> list[str]:
     """The families in which there is a table."""
     listed = _run(nft, "list", "tables").stdout.splitlines()
     return [family for family in _FAMILIES if f"table {family} {_TABLE}" in listed]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    found = re.search(r"\d+(\.\d+)+", version)
+    return tuple(map(int, found[0].split("."))) if found else ()
 
 
 def _find() -> str:

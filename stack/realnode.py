@@ -287,7 +287,7 @@ def clean_abandoned(layout: Layout) -> None:
         with contextlib.suppress(FileNotFoundError):  # somebody else cleans it up as well
             other = Layout(link.readlink())
             alive = is_locked(other.supervisor_lock) or is_locked(other.lock)
-            if other != layout and not alive and NodeFolders(other).stack == link:
+            if other != layout and not alive:
                 clean(other)
 
 

@@ -142,23 +142,21 @@ def test_what_a_killed_stack_left_is_removed_by_the_next_and_what_runs_is_not(
     assert nft("list", "ruleset") == before
 
 
-def test_a_link_that_leads_elsewhere_says_nothing_of_a_stack(layout: Layout, tmp_path: Path) -> None:
-    wrong = paths.RUN / "berth-00000000"
-    wrong.mkdir()
-    (wrong / "stack").symlink_to(tmp_path / "dead")
-    realnode.clean_abandoned(layout)
-    assert wrong.exists()
-
-
 def test_where_nft_is_missing_or_does_not_work_it_says_so(
     layout: Layout, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     broken = tmp_path / "nft"
-    broken.write_text("#!/bin/sh\necho 'Operation not permitted (you must be root)' >&2\nexit 1\n")
-    broken.chmod(0o755)
+    broken.touch(mode=0o755)
     monkeypatch.setattr(kubeproxy, "SYSTEM_PATH", str(tmp_path))
-    assert "you must be root" in kubeproxy.obstacle(layout)
-    kubeproxy.clean(layout)
+    for script, told in (
+        ("echo 'nftables v0.9.8 (E.D.S.)'", "needs 1.0.1 or newer of nft, which says 'nftables v0.9.8 (E.D.S.)'"),
+        ("exit 1", "needs 1.0.1 or newer of nft, which says ''"),
+        ("echo v1.0.1; echo 'you must be root' >&2; [ $1 = --version ]", "nft does not work here: you must be root"),
+        ("echo v1.0.1; [ $1 = --version ]", "nft does not work here: it says nothing"),
+    ):
+        broken.write_text(f"#!/bin/sh\n{script}\n")
+        assert told in kubeproxy.obstacle(layout)
+        kubeproxy.clean(layout)
     broken.unlink()
     assert "no program nft" in kubeproxy.obstacle(layout)
     kubeproxy.clean(layout)
