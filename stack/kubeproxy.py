@@ -49,9 +49,9 @@ def obstacle(layout: Layout) -> str:
     if re.search(r"^\s*chain KUBE-SERVICES \{", listed.stdout, re.MULTILINE):
         return "another kube-proxy works here through iptables (its chain is KUBE-SERVICES)"
     if _tables(nft) and _owner(nft) != _mark(layout):
-        whose = f"the stack with {_owner(nft)}" if _owner(nft).startswith("berth ") else "not this stack's"
+        whose = f"another stack's ({_owner(nft)})" if _owner(nft).startswith("berth ") else "not this stack's"
         return (
-            f"there is an nftables table {_TABLE} already, which is {whose}; if nobody needs it, "
+            f"there is an nftables table {_TABLE} already, {whose}; if nobody needs it, "
             f"`nft delete table {_tables(nft)[0]} {_TABLE}` removes it"
         )
     taken = in_range(Path("/etc/resolv.conf"), Path("/proc/thread-self/net/route"))
