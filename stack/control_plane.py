@@ -20,6 +20,7 @@ from stack.process import Probe, ProcessSpec
 
 PORTS = ("etcd", "etcd-peer", "etcd-metrics", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kwok")
 TOOLS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
+SERVICE_RANGE = "10.96.0.0/16"
 _LOCAL = ("127.0.0.1", "localhost")
 
 
@@ -134,7 +135,7 @@ def apiserver(
         requestheader_username_headers="X-Remote-User",
         proxy_client_cert_file=has.proxy_client.cert,
         proxy_client_key_file=has.proxy_client.key,
-        service_cluster_ip_range="10.96.0.0/16",
+        service_cluster_ip_range=SERVICE_RANGE,
         service_account_key_file=has.service_accounts.cert,
         service_account_signing_key_file=has.service_accounts.key,
         service_account_issuer="https://kubernetes.default.svc",

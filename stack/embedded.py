@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from stack import realnode, temporal
+from stack import kubeproxy, realnode, temporal
 from stack.endpoints import Endpoints
 from stack.errors import StackError
 from stack.options import UpOptions
@@ -61,13 +61,17 @@ class Stack(Supervised):
             ports = kept if running else choose_ports(self.layout, options, kept, default_data())
             if running:  # its own processes hold their ports: only what is missing is chosen
                 ports = kept | choose_ports(self.layout, options, {}, default_data()) | kept
+            else:
+                realnode.clean(self.layout)  # what a supervisor that was killed left behind
+            if options.has_real_node:
+                realnode.clean_abandoned(self.layout)
             plan = make_plan(self.layout, options, found, ports)
+            if plan.without_services:
+                shown.finish("kube-proxy", f"left out, so that no Service answers: {plan.without_services}")
             if running:
                 self._check_api_key(plan.endpoints)
                 if not options.real_node:
                     self._end_node(shown)
-            else:
-                realnode.clean(self.layout)  # what a supervisor that was killed left behind
             extras = self._extras() if running else []
             self._owner = os.getpid() if options.end_with_caller else None
             self._write_state(plan.endpoints)
@@ -113,7 +117,7 @@ class Stack(Supervised):
         return was_running
 
     def _end_node(self, shown: Progress) -> None:
-        """Stops the real node's kubelet, then its pods, and leaves containerd to be ended like everything else."""
+        """Stops the real node's kubelet and what waits for it, then its pods. containerd ends like everything else."""
         planned = self._planned()
         if not any(spec.name == realnode.KUBELET for spec in planned):
             return
@@ -124,6 +128,7 @@ class Stack(Supervised):
                 waiting.add(spec.name)
         self._adopt([spec for spec in planned if spec.name not in waiting], self._extra_names())
         realnode.end_pods(self.layout, self.endpoints.tools)
+        kubeproxy.clean(self.layout)
 
     # ---- what is
 

@@ -1,4 +1,4 @@
-"""Where the stack keeps things: berth's cache (tools, Go caches) and one data folder per stack.
+"""Where the stack keeps things: berth's cache (tools, Go caches), one data folder per stack, the real node's folders.
 
 For every other module of the stack; nothing else spells a file name that two modules share.
 """
@@ -6,6 +6,7 @@ For every other module of the stack; nothing else spells a file name that two mo
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import tempfile
@@ -16,6 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from stack.errors import StackError
+
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""Where Debian's programs are, also for who has another PATH."""
 
 
 def cache_root() -> Path:
@@ -100,6 +104,25 @@ class Layout:
                 f"The data folder {self.root} cannot be used: {error.strerror}.",
                 "Name another one with --data, or make it yours.",
             ) from error
+
+
+RUN = Path("/run")
+
+
+class NodeFolders:
+    """Where the real node's things lie. Sockets have names of at most 107 bytes, so they live in a short folder in
+    /run; its link `stack` tells whose it is.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self.tag = hashlib.sha256(str(layout.root).encode()).hexdigest()[:8]
+        self.root = layout.root / "node"
+        self.kubelet = self.root / "kubelet"
+        self.run = RUN / f"berth-{self.tag}"
+        self.stack = self.run / "stack"
+        self.socket = self.run / "containerd.sock"
+        self.cdi = self.run / "cdi"
+        self.bridge = f"berth{self.tag}"
 
 
 def write_atomic(path: Path, content: str | bytes, mode: int = 0o600) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from stack import control_plane, ports, realnode, temporal
+from stack import control_plane, kubeproxy, ports, realnode, temporal
 from stack.endpoints import APPLICATION_PORTS, Endpoints
 from stack.external import check_server, check_temporal, take_context
 from stack.options import UpOptions
@@ -23,11 +23,15 @@ _PREFERRED = {"temporal": 7233, "temporal-ui": 8233, "kube-apiserver": 6443}
 
 @dataclass(frozen=True)
 class Plan:
-    """`first` can be started at once; `second` wants the cluster's manifests applied."""
+    """`first` can be started at once; `second` wants the cluster's manifests applied.
+
+    `without_services`: why a real node is to have no kube-proxy, the second half of a sentence.
+    """
 
     endpoints: Endpoints
     first: list[ProcessSpec]
     second: list[ProcessSpec]
+    without_services: str = ""
 
 
 def needed_tools(options: UpOptions) -> list[str]:
@@ -67,6 +71,7 @@ def make_plan(layout: Layout, options: UpOptions, found: Mapping[str, Found], ch
     second: list[ProcessSpec] = []
     programs = {name: each.path for name, each in found.items()}
     kubernetes: dict[str, object] = {}
+    without_services = ""
     if options.temporal is None:
         (layout.root / "temporal").mkdir(exist_ok=True, mode=0o700)
         first.append(temporal.server(layout, programs["temporal"], chosen, options))
@@ -85,6 +90,10 @@ def make_plan(layout: Layout, options: UpOptions, found: Mapping[str, Found], ch
             second.append(control_plane.kwok(layout, programs, chosen, configs["kwok"], options))
         if options.real_node:
             second += realnode.specs(layout, programs, chosen, has.kubernetes, options)
+            without_services = kubeproxy.obstacle(layout)
+            if not without_services:
+                program, after = programs["kube-proxy"], realnode.KUBELET
+                second.append(kubeproxy.spec(layout, program, chosen, has.kubernetes, options, after))
         kubernetes = {
             "apiserver": f"https://127.0.0.1:{chosen['kube-apiserver']}",
             "etcd_endpoint": f"https://127.0.0.1:{chosen['etcd']}",
@@ -116,7 +125,7 @@ def make_plan(layout: Layout, options: UpOptions, found: Mapping[str, Found], ch
         tools=programs,
         **kubernetes,  # type: ignore[arg-type]  # its values are those that the fields want
     )
-    return Plan(endpoints, first, second)
+    return Plan(endpoints, first, second, without_services)
 
 
 def _absolute(file: Path | None) -> Path | None:

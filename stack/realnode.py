@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import hashlib
 import json
 import os
 import shutil
@@ -17,16 +16,17 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from stack import kubeproxy
 from stack.errors import StackError
 from stack.node_images import PAUSE, write_images
 from stack.options import UpOptions
-from stack.paths import Layout, write_atomic
+from stack.paths import SYSTEM_PATH, Layout, NodeFolders, is_locked, write_atomic
 from stack.pki import Authority, Identity, write_kubeconfig
 from stack.process import Probe, ProcessSpec
 from stack.progress import Progress
@@ -34,8 +34,8 @@ from stack.progress import Progress
 KUBELET, CONTAINERD = "kubelet", "containerd"
 # Of every kubelet, whatever its --root-dir: the name is compiled in.
 DEVICE_PLUGINS = Path("/var/lib/kubelet/device-plugins")
-TOOLS = ("kubelet", "containerd", "containerd-shim-runc-v2", "ctr", "crictl")
-PORTS = ("kubelet", "kubelet-health")
+TOOLS = ("kubelet", "kube-proxy", "containerd", "containerd-shim-runc-v2", "ctr", "crictl")
+PORTS = ("kubelet", "kubelet-health", *kubeproxy.PORTS)
 
 _PACKAGES = {
     "runc": ("runc",),
@@ -44,16 +44,16 @@ _PACKAGES = {
     "conntrack": ("conntrack",),
     "busybox-static": ("/bin/busybox",),
 }
-_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_FOR_SERVICES = {"nftables": ("nft",)}
 
 
-def _missing_packages() -> list[str]:
+def _missing(packages: Mapping[str, tuple[str, ...]]) -> list[str]:
     def here(program: str) -> bool:
         return (
-            os.path.exists(program) if program.startswith("/") else shutil.which(program, path=_SYSTEM_PATH) is not None
+            os.path.exists(program) if program.startswith("/") else shutil.which(program, path=SYSTEM_PATH) is not None
         )
 
-    return [package for package, programs in _PACKAGES.items() if not all(here(program) for program in programs)]
+    return [package for package, programs in packages.items() if not all(here(program) for program in programs)]
 
 
 def unavailable() -> str:
@@ -62,7 +62,7 @@ def unavailable() -> str:
         return "a real node needs Linux"
     if os.geteuid() != 0:
         return "a real node needs root"
-    missing = _missing_packages()
+    missing = _missing(_PACKAGES)
     if missing and shutil.which("apt-get") is None:
         return f"a real node needs {', '.join(missing)}, and there is no apt-get to install them"
     if not node_address():
@@ -82,12 +82,12 @@ def node_address() -> str:
 
 def kubelet_root(data: Path) -> Path:
     """What the kubelet of the stack in a data folder has as --root-dir."""
-    return _Folders(Layout.of(data)).kubelet
+    return NodeFolders(Layout.of(data)).kubelet
 
 
 def cdi_folder(data: Path) -> Path:
     """Where the containerd of the stack in a data folder looks for CDI specifications."""
-    return _Folders(Layout.of(data)).cdi
+    return NodeFolders(Layout.of(data)).cdi
 
 
 def prepare(options: UpOptions, progress: Progress) -> None:
@@ -99,49 +99,50 @@ def prepare(options: UpOptions, progress: Progress) -> None:
         raise StackError(
             f"`--real-node` is not possible here: {reason}.", "Leave it out: kwok simulates nodes anywhere."
         )
-    missing = _missing_packages()
-    if not missing:
-        return
-    progress.update("packages", f"installing {', '.join(missing)}")
-    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    install = ["apt-get", "install", "-y", "--no-install-recommends", *missing]
-    result = subprocess.run(install, capture_output=True, text=True, check=False, env=environment)
-    if result.returncode != 0:  # a fresh machine has no package lists
-        subprocess.run(["apt-get", "update"], capture_output=True, check=False, env=environment)
-        result = subprocess.run(install, capture_output=True, text=True, check=False, env=environment)
+    missing = _missing(_PACKAGES)
+    if missing:
+        complaint = _install(missing, progress)
+        if complaint:  # a fresh machine has no package lists
+            subprocess.run(["apt-get", "update"], capture_output=True, check=False)
+            complaint = _install(missing, progress)
+        if complaint:
+            raise StackError(
+                f"The packages {', '.join(missing)} could not be installed:\n{complaint}", "Install them by hand."
+            )
+    wished = _missing(_FOR_SERVICES)
+    if wished and shutil.which("apt-get"):
+        _install(wished, progress)  # without them the plan leaves Services out, and says so
+
+
+def _install(packages: Sequence[str], progress: Progress) -> str:
+    """What apt-get complains of; empty where they are installed."""
+    progress.update("packages", f"installing {', '.join(packages)}")
+    result = subprocess.run(
+        ["apt-get", "install", "-y", "--no-install-recommends", *packages],
+        capture_output=True, text=True, check=False, env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"},
+    )  # fmt: skip
     if result.returncode != 0:
-        lines = "\n".join(f"  {line}" for line in result.stderr.splitlines()[-6:])
-        raise StackError(f"The packages {', '.join(missing)} could not be installed:\n{lines}", "Install them by hand.")
-    progress.finish("packages", f"installed {', '.join(missing)}")
-
-
-class _Folders:
-    """Where the node's things lie. Sockets have names of at most 107 bytes, so they live in a short folder in /run."""
-
-    def __init__(self, layout: Layout) -> None:
-        tag = hashlib.sha256(str(layout.root).encode()).hexdigest()[:8]
-        self.root = layout.root / "node"
-        self.kubelet = self.root / "kubelet"
-        self.run = Path("/run") / f"berth-{tag}"
-        self.socket = self.run / "containerd.sock"
-        self.cdi = self.run / "cdi"
-        self.bridge = f"berth{tag}"
+        return "\n".join(f"  {line}" for line in result.stderr.splitlines()[-6:]) or "  it says nothing"
+    progress.finish("packages", f"installed {', '.join(packages)}")
+    return ""
 
 
 def specs(
     layout: Layout, programs: Mapping[str, Path], ports: Mapping[str, int], authority: Authority, options: UpOptions
 ) -> list[ProcessSpec]:
     """containerd and the kubelet, with all the files they read."""
-    folders = _Folders(layout)
+    folders = NodeFolders(layout)
     if not folders.kubelet.exists():  # a new node: what the kubelet of another one remembered is not about it
         (DEVICE_PLUGINS / "kubelet_internal_checkpoint").unlink(missing_ok=True)
     for folder in (folders.root, folders.root / "cni", folders.kubelet, folders.run):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not folders.stack.is_symlink():
+        folders.stack.symlink_to(layout.root)
     images = write_images(folders.root, Path("/bin/busybox"))
     config = _containerd_config(folders)
     write_atomic(folders.root / "containerd.toml", config)
     write_atomic(folders.root / "cni" / "10-berth.conflist", _cni_config(folders))
-    path = f"{programs['containerd-shim-runc-v2'].parent}:{_SYSTEM_PATH}"
+    path = f"{programs['containerd-shim-runc-v2'].parent}:{SYSTEM_PATH}"
     control = (str(programs["ctr"]), "-a", str(folders.socket), "-n", "k8s.io")
     containerd = ProcessSpec(
         CONTAINERD,
@@ -199,7 +200,7 @@ def specs(
             f"--hostname-override={options.node_name}",
             f"--node-ip={address}",
         ),
-        env={"PATH": _SYSTEM_PATH},
+        env={"PATH": SYSTEM_PATH},
         after=(CONTAINERD, "kube-apiserver"),
         ready=(
             Probe("http", f"http://127.0.0.1:{ports['kubelet-health']}/healthz"),
@@ -218,7 +219,7 @@ def _node_ready(layout: Layout, programs: Mapping[str, Path], options: UpOptions
     )  # fmt: skip
 
 
-def _containerd_config(folders: _Folders) -> str:
+def _containerd_config(folders: NodeFolders) -> str:
     return f"""version = 3
 root = "{folders.root}/containerd"
 state = "{folders.run}/containerd"
@@ -236,7 +237,7 @@ conf_dir = "{folders.root}/cni"
 """
 
 
-def _cni_config(folders: _Folders) -> str:
+def _cni_config(folders: NodeFolders) -> str:
     return f"""{{
   "cniVersion": "1.0.0", "name": "{folders.bridge}",
   "plugins": [{{
@@ -252,7 +253,7 @@ def _cni_config(folders: _Folders) -> str:
 
 def end_pods(layout: Layout, programs: Mapping[str, Path]) -> None:
     """Stops every pod through containerd, as a kubelet would for a reboot; they start again with the next `up`."""
-    folders = _Folders(layout)
+    folders = NodeFolders(layout)
     if not folders.socket.exists() or "crictl" not in programs:
         return
     crictl = [str(programs["crictl"]), "--runtime-endpoint", f"unix://{folders.socket}", "--timeout", "20s"]
@@ -262,20 +263,35 @@ def end_pods(layout: Layout, programs: Mapping[str, Path]) -> None:
 
 
 def clean(layout: Layout) -> None:
-    """Ends the shims that are left, unmounts what is mounted, removes the bridge. Harmless where nothing is left."""
-    folders = _Folders(layout)
+    """Ends the shims that are left, unmounts what is mounted, removes the bridge and the rules of Services. Harmless
+    where nothing is left.
+    """
+    folders = NodeFolders(layout)
     if os.geteuid() != 0 or not folders.run.exists():
         return
     _end_shims(folders)
+    kubeproxy.clean(layout)
     for place in sorted(_mounts(folders), key=len, reverse=True):
         _unmount(place)
     _remove_networks(folders)
-    if shutil.which("ip", path=_SYSTEM_PATH):
+    if shutil.which("ip", path=SYSTEM_PATH):
         subprocess.run(["ip", "link", "delete", folders.bridge], capture_output=True, check=False)
     shutil.rmtree(folders.run, ignore_errors=True)
 
 
-def _end_shims(folders: _Folders) -> None:
+def clean_abandoned(layout: Layout) -> None:
+    """Cleans up after stacks of other folders that were killed. Their bridges have the addresses of this one's, so that
+    answers to pods would go astray; and their rules of Services would be in the way.
+    """
+    for link in NodeFolders(layout).run.parent.glob("berth-*/stack"):
+        with contextlib.suppress(FileNotFoundError):  # somebody else cleans it up as well
+            other = Layout(link.readlink())
+            alive = is_locked(other.supervisor_lock) or is_locked(other.lock)
+            if other != layout and not alive:
+                clean(other)
+
+
+def _end_shims(folders: NodeFolders) -> None:
     """Shims outlive containerd on purpose. Ours carry our socket as an argument; containers are below them."""
     doomed: list[int] = []
     for entry in Path("/proc").iterdir():
@@ -293,7 +309,7 @@ def _end_shims(folders: _Folders) -> None:
         time.sleep(0.02)
 
 
-def _remove_networks(folders: _Folders) -> None:
+def _remove_networks(folders: NodeFolders) -> None:
     """Network namespaces of pods whose sandbox went without saying goodbye. CNI keeps a record of each, by our name."""
     records = Path("/var/lib/cni/results")
     for record in records.glob(f"{folders.bridge}-*"):
@@ -316,7 +332,7 @@ def _children(pid: int) -> list[int]:
     return found
 
 
-def _mounts(folders: _Folders) -> list[str]:
+def _mounts(folders: NodeFolders) -> list[str]:
     roots = (f"{folders.root}/", f"{folders.run}/")
     result = []
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
