@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import orjson
 
@@ -150,7 +150,10 @@ class ProxyControl:
             raise ProxyAway(f"The seat proxy's socket {self._path} broke: {error}.") from error
         if not line.endswith(b"\n"):
             raise ProxyAway(f"The seat proxy has closed {self._path}.")
-        return _parsed(lambda: cast(dict[str, Any], dict(orjson.loads(line))))
+        found = _parsed(lambda: orjson.loads(line))
+        if not isinstance(found, dict):
+            raise ProxyError(f"The seat proxy says {line[:80]!r}, which is no answer.")
+        return found
 
     async def _ask(self, op: str, fields: Mapping[str, Any], seconds: float = _SECONDS) -> dict[str, Any]:
         async with self._connecting:

@@ -30,7 +30,7 @@ pub struct Outgoing {
 
 /// Keeps a body back until the server has asked for it: the client is asked in turn when the body is first read.
 struct Gate {
-    asked: oneshot::Receiver<()>,
+    asked: Option<oneshot::Receiver<()>>,
     patience: Pin<Box<Sleep>>,
 }
 
@@ -45,7 +45,7 @@ impl Outgoing {
 
     pub fn gated(mut self, asked: oneshot::Receiver<()>) -> Self {
         self.gate = Some(Gate {
-            asked,
+            asked: Some(asked),
             patience: Box::pin(tokio::time::sleep(UNASKED)),
         });
         self
@@ -89,8 +89,11 @@ impl Body for Outgoing {
 
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Fault>>> {
         if let Some(gate) = self.gate.as_mut() {
-            let asked = Pin::new(&mut gate.asked).poll(context).is_ready();
-            if !asked && gate.patience.as_mut().poll(context).is_pending() {
+            let word = gate.asked.as_mut().map(|asked| Pin::new(asked).poll(context));
+            if matches!(word, Some(Poll::Ready(Err(_)))) {
+                gate.asked = None; // it has answered already, and does not want the body
+            }
+            if !matches!(word, Some(Poll::Ready(Ok(())))) && gate.patience.as_mut().poll(context).is_pending() {
                 return Poll::Pending;
             }
             self.gate = None;

@@ -72,7 +72,8 @@ pub async fn serve(client: Client, request: Request<Incoming>) -> Result<Respons
         Verdict::Parked(served) => parked(&client, &served, parts, body).await,
         Verdict::Refuse(reason) => Err(reason),
     };
-    Ok(answer.unwrap_or_else(|reason| refuse(&served, reason)))
+    // What the node said last, and not what it said when the request came.
+    Ok(answer.unwrap_or_else(|reason| refuse(&seat.served(), reason)))
 }
 
 /// Keeps a request until its seat is open. Its body is read meanwhile, for only so it is seen that a client has gone.

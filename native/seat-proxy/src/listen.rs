@@ -18,7 +18,7 @@ use crate::refusals::Reason;
 use crate::seat::Seat;
 
 const BACKLOG: u32 = 4096;
-/// Bytes of a request's head. As much of a body is read ahead at most.
+/// Bytes of a request's head. Twice as much is read ahead at most.
 const HEAD: usize = 64 * 1024;
 /// How long a connection may be without a request, and how long a head may take.
 const IDLE: Duration = Duration::from_secs(75);
@@ -100,7 +100,8 @@ async fn carry(stream: TcpStream, client: Client, mut ending: watch::Receiver<bo
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(IDLE)
-            .max_buf_size(HEAD)
+            .max_header_size(HEAD)
+            .max_buf_size(2 * HEAD)
             .serve_connection(stream, service)
             .with_upgrades();
         tokio::pin!(connection);

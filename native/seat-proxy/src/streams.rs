@@ -66,7 +66,7 @@ pub fn keep_alive(client: Client, ticket: Ticket, parts: Parts, body: Outgoing, 
 }
 
 async fn tell(lines: &Lines, client: Client, mut ticket: Ticket, mut parts: Parts, body: Outgoing, every: Duration) {
-    let served = ticket.served.clone();
+    let seat = client.seat.clone();
     headers::uncompressed(&mut parts);
     let answered = async {
         let pass = ticket.wait().await?;
@@ -89,7 +89,7 @@ async fn tell(lines: &Lines, client: Client, mut ticket: Ticket, mut parts: Part
         Err(reason) => Err(reason),
     };
     if let Err(reason) = failed {
-        let _ = lines.send(Ok(reason.event(&served.route))).await;
+        let _ = lines.send(Ok(reason.event(&seat.served().route))).await;
     }
 }
 
