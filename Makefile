@@ -9,7 +9,7 @@ FAST := not stack and not node and not faults
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-node lint format bench crds proto clean
+.PHONY: help demo test test-fast test-node lint format bench crds proto native native-check clean
 
 help: ## show these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -67,8 +67,16 @@ crds: .venv/installed ## write deploy/crds/ anew from the models in crds/
 proto: .venv/installed ## write nodeworkers/rpc/ anew from the interfaces in proto/
 	$(RUN) python -m nodeworkers.rpc.generate
 
+native: .venv/installed ## build the seat proxy (Rust) into the cache; tests do so by themselves where there is cargo
+	$(RUN) python -m stack.native
+
+native-check: ## rustfmt, clippy and unit tests of native/
+	cd native && cargo fmt --check
+	cd native && cargo clippy --locked --all-targets -- -D warnings
+	cd native && cargo test --locked --quiet
+
 clean: ## remove what these targets made here (not the built tools in the cache, not data folders)
-	rm -rf .venv .tools build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .tools build dist native/target .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .tools/bin/uv:
