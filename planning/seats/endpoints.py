@@ -141,19 +141,16 @@ def endpoint_slices(
         for pod in pods
         if pod.namespace == service.namespace and pod.host and service.labels.items() <= pod.labels.items()
     }
-    mine = sorted(
-        {
-            (each.port, each.node, each.seat, each.standing, each.pod)
-            for each in ports
-            if each.namespace == service.namespace and (each.node, each.pod) in meant
-        }
-    )
-    serve = {each for each in mine if each[3] == "serves" or meant[each[1], each[4]].ready}
-    serve = serve or {each for each in mine if each[3] == "starts"}
+    standings: dict[tuple[int, str, str], set[Standing]] = defaultdict(set)
+    for each in ports:
+        if each.namespace == service.namespace and (each.node, each.pod) in meant:
+            standings[each.port, each.node, each.pod].add(each.standing)
+    serve = {key for key, told in standings.items() if "serves" in told or meant[key[1:]].ready}
+    serve = serve or {key for key, told in standings.items() if "starts" in told}
     groups: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
-    for each in mine:
-        pod = meant[each[1], each[4]]
-        groups[each[0], "IPv6" if ":" in pod.host else "IPv4"].append(_endpoint(pod, ready=each in serve))
+    for key in sorted(standings):
+        pod = meant[key[1:]]
+        groups[key[0], "IPv6" if ":" in pod.host else "IPv4"].append(_endpoint(pod, ready=key in serve))
     made = {}
     for (port, kind), endpoints in groups.items():
         for number, start in enumerate(range(0, len(endpoints), MOST_ENDPOINTS)):

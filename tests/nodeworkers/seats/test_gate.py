@@ -24,8 +24,8 @@ def slots(tmp_path: Path) -> Iterator[Slots]:
     ledger.close()
 
 
-def grant(slots: Slots, seat: str, **more: str) -> None:
-    slots.put(Slot("G01", "Starting", seat, **more), slots.enter("G01", "run"), 1.0)
+def grant(slots: Slots, seat: str, heir: str = "") -> None:
+    slots.put(Slot("G01", "Starting", seat, heir), slots.enter("G01", "run"), 1.0)
 
 
 def test_who_has_the_slot_starts_at_once_and_again_and_again(slots: Slots) -> None:
@@ -42,7 +42,7 @@ def test_who_has_not_is_told_who_has_and_waits(slots: Slots) -> None:
     gate = Gate(slots, poked.append, 0.0)
     with pytest.raises(Refused, match=f"{A} waits for the slot of G01: nobody has it yet"):
         gate.start("G01", A)
-    grant(slots, B, next="kyb-G01-s3")
+    grant(slots, B, "kyb-G01-s3")
     with pytest.raises(Refused, match=f"{B} has it, and kyb-G01-s3 is to have it next"):
         gate.start("G01", A)
     assert poked == ["G01", "G01"] and list(gate.waiting("G01")) == [A] and gate.waiting("G23") == {}

@@ -192,4 +192,5 @@ def test_each_endpoint_is_a_pod_of_its_own_node_once(pods: list[SeatPod], ports:
             assert (each["nodeName"], each["targetRef"]["name"], number) in told
             assert any((one.node, one.name) == (each["nodeName"], each["targetRef"]["name"]) for one in pods)
     if any(each.standing != "none" and (each.node, each.pod) in {(p.node, p.name) for p in pods} for each in ports):
-        assert any(ready(slices).values()), "a request finds somebody"
+        endpoints = [each for found in slices.values() for each in found["endpoints"]]
+        assert any(each["conditions"]["ready"] for each in endpoints), "a request finds somebody"
