@@ -56,6 +56,7 @@ bench: .venv/installed ## the benchmarks, each beside its peer; JSON in build/
 	$(RUN) python -m benchmarks.caches --caches 20 --nodes 50 --json build/caches.json
 	$(RUN) python -m benchmarks.kueue --scale 0.1 --json build/kueue.json
 	$(RUN) python -m benchmarks.extraction --json build/extraction.json
+	$(RUN) python -m benchmarks.seat_proxy --json build/seat_proxy.json
 	$(RUN) python -m benchmarks.devices --json build/devices.json
 	[ "$$(id -u)" != 0 ] || $(RUN) python -m benchmarks.device_kills --json build/device_kills.json
 	[ "$$(id -u)" != 0 ] || $(RUN) python -m benchmarks.device_deaths --json build/device_deaths.json
