@@ -88,8 +88,9 @@ def spec(
         # Zeros leave the kernel's own settings as they are.
         "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
     }
-    file = folders.root / "kube-proxy.yaml"
-    write_atomic(file, yaml.safe_dump(config, sort_keys=False))
+    file, text = folders.root / "kube-proxy.yaml", yaml.safe_dump(config, sort_keys=False)
+    if not file.is_file() or file.read_text() != text:  # it watches the file, and ends when that is written
+        write_atomic(file, text)
     return ProcessSpec(
         KUBE_PROXY,
         (str(program), f"--config={file}"),
