@@ -84,14 +84,13 @@ def spec(
         "metricsBindAddress": f"127.0.0.1:{ports['kube-proxy-metrics']}",
         # Pods share a bridge. An answer from one to another would not pass the rules that turn its address back, where
         # the kernel does not hand bridged packets to them; so it is sent to the machine.
-        "linux": {
-            "masqueradeAll": True,
-            # The machine's own settings are nobody's here.
-            "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
-        },
+        "nftables": {"masqueradeAll": True},
+        # Zeros leave the kernel's own settings as they are.
+        "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
     }
-    file = folders.root / "kube-proxy.yaml"
-    write_atomic(file, yaml.safe_dump(config, sort_keys=False))
+    file, text = folders.root / "kube-proxy.yaml", yaml.safe_dump(config, sort_keys=False)
+    if not file.is_file() or file.read_text() != text:  # it watches the file, and ends when that is written
+        write_atomic(file, text)
     return ProcessSpec(
         KUBE_PROXY,
         (str(program), f"--config={file}"),

@@ -70,6 +70,8 @@ def made(root: Path) -> Layout:
 
 
 def spec(layout: Layout) -> ProcessSpec:
+    if not NFT:
+        pytest.skip("needs nft (Debian's package nftables)")
     authority = Authority(layout.pki / "kubernetes", "test")
     ports = {name: 10000 + number for number, name in enumerate(("kube-apiserver", *kubeproxy.PORTS))}
     return kubeproxy.spec(layout, Path("/bin/true"), ports, authority, UpOptions(), "kubelet")
@@ -117,12 +119,20 @@ def test_a_kube_proxy_of_iptables_is_an_obstacle(network: ThreadPoolExecutor, nf
 
 
 def test_it_finds_no_program_but_nft(layout: Layout) -> None:
-    if not NFT:
-        pytest.skip("needs nft (Debian's package nftables)")
     path = spec(layout).env["PATH"]
     assert shutil.which("nft", path=path)
     assert [file.name for file in Path(path).iterdir()] == ["nft"]
-    assert spec(layout).env == {"PATH": path}, "said twice, it is the same"
+
+
+def test_its_file_is_written_when_it_says_something_new(layout: Layout) -> None:
+    first = spec(layout)
+    file = NodeFolders(layout).root / "kube-proxy.yaml"
+    before = file.stat()
+    assert spec(layout) == first
+    assert (file.stat().st_ino, file.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    file.write_text("mode: iptables\n")
+    spec(layout)
+    assert "nftables" in file.read_text()
 
 
 def test_what_a_killed_stack_left_is_removed_by_the_next_and_what_runs_is_not(

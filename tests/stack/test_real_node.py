@@ -26,6 +26,8 @@ from stack.realnode import node_address, unavailable
 
 MakeStack = Callable[..., Stack]
 
+CONNECTIONS = ("nf_conntrack_max", "nf_conntrack_tcp_timeout_established", "nf_conntrack_tcp_timeout_close_wait")
+
 
 def network_records() -> set[str]:
     """Network namespaces, and what CNI remembers of them."""
@@ -48,6 +50,12 @@ def tables() -> list[str]:
         return []
     listed = subprocess.run([program, "list", "tables"], capture_output=True, text=True, check=True).stdout
     return [line for line in listed.splitlines() if line.endswith("kube-proxy")]
+
+
+def settings() -> dict[str, str]:
+    """The kernel's, of connections: the machine's own."""
+    folder = Path("/proc/sys/net/netfilter")
+    return {name: (folder / name).read_text() for name in CONNECTIONS if (folder / name).exists()}
 
 
 @contextmanager
@@ -113,15 +121,17 @@ def check_services(stack: Stack) -> None:
         stack.wait_restarted("kube-proxy", stack.kill("kube-proxy"))
         assert told_by(address) == "two"
     of_pods = service(stack, "pods", selector={"app": "web"}, ports=[{"port": 80, "targetPort": 8080}])
-    until(stack, "hello\n", "exec", "p", "--", "wget", "-qO-", "-T", "5", f"http://{of_pods}/hello")
+    ask = rf"printf 'GET /hello HTTP/1.0\r\n\r\n' | nc -w 5 {of_pods} 80 | tail -n 1"
+    until(stack, "hello\n", "exec", "p", "--", "sh", "-c", ask)
 
 
 @pytest.mark.node
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(bool(unavailable()), reason=unavailable() or "possible")
 def test_a_pod_runs_on_a_real_node_and_nothing_is_left_after_down(make_stack: MakeStack) -> None:
-    networks_before, tables_before = network_records(), tables()
+    networks_before, tables_before, settings_before = network_records(), tables(), settings()
     stack = make_stack(UpOptions(real_node=True))
+    assert settings() == settings_before
     web = "mkdir /www; echo hello >/www/hello; exec httpd -f -p 8080 -h /www"
     for name, script in (("p", "echo hello from a pod; sleep 1000"), ("web", web)):
         container = {"name": "c", "image": BUSYBOX, "command": ["sh", "-c", script]}
