@@ -17,6 +17,8 @@ from berth.process import ProcessOptions, connect_temporal
 from berth.version import DEPLOYMENT
 from stack import Stack, UpOptions
 
+_TOLD = RoutingConfigUpdateState.ROUTING_CONFIG_UPDATE_STATE_COMPLETED
+
 Begun = dict[str, asyncio.Task[None]]
 Stories = dict[str, Coroutine[None, None, None]]
 
@@ -86,10 +88,12 @@ async def _gets_work(stack: Stack) -> None:
             try:
                 told = (await temporal.workflow_service.describe_worker_deployment(asked)).worker_deployment_info
             except RPCError as refused:
-                # It may be asked a few times a second only.
+                # It may be asked now and then only, and the worker asks it too.
                 if refused.status not in (RPCStatusCode.NOT_FOUND, RPCStatusCode.RESOURCE_EXHAUSTED):
                     raise
             else:
-                if told.routing_config_update_state == RoutingConfigUpdateState.ROUTING_CONFIG_UPDATE_STATE_COMPLETED:
+                # Before there is a current version nothing is to be told, and that is complete as well.
+                current = told.routing_config.current_deployment_version.build_id
+                if current and told.routing_config_update_state == _TOLD:
                     return
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(1.0)
