@@ -173,7 +173,8 @@ def test_a_pod_runs_on_a_real_node_and_nothing_is_left_after_down(make_stack: Ma
     # As after a reboot: the pod is still there and is started again.
     stack.up(UpOptions(real_node=True, end_with_caller=True))
     until(stack, "hello from a pod\n", "logs", "p")
-    stack.kubectl("delete", "pod", "p", "web", "--timeout=60s")
+    until(stack, "still here\n", "exec", "p", "--", "echo", "still here")
+    # All at once, with pods that run: what is left then goes as well.
     os.kill(read_json(stack.layout.supervisor)["pid"], signal.SIGKILL)
     deadline = time.monotonic() + 30
     while stack.running:
