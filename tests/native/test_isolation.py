@@ -138,24 +138,29 @@ async def test_a_connection_is_not_used_again_in_another_epoch_or_after_parking(
         assert await connection() > used
 
 
-async def test_a_connection_in_use_over_a_change_is_not_kept(proxy: Proxy) -> None:
-    go = asyncio.Event()
+async def test_parking_closes_what_is_idle_and_keeps_nothing_of_what_ends_later(proxy: Proxy) -> None:
+    """Also while an old request is still in flight."""
+    go = {"/first": asyncio.Event(), "/last": asyncio.Event()}
 
     async def handler(request: Request, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if request.target == "/slow":
-            await asyncio.wait_for(go.wait(), PATIENCE)
+        if request.target in go:
+            await asyncio.wait_for(go[request.target].wait(), PATIENCE)
         writer.write(reply())
 
     async with serving(handler) as server:
         seat = await proxy.seat(server)
-        slow = asyncio.create_task(ask(seat, target="/slow"))
-        await seat.carries(1)
-        await seat.set(epoch=2)
-        go.set()
-        assert (await slow).status == 200
-        for _ in range(5):
-            assert (await ask(seat)).status == 200
-        assert 1 not in [each.connection for each in server.requests[1:]]
+        tasks = [asyncio.create_task(ask(seat, target=target)) for target in go]
+        await seat.carries(2)
+        assert (await ask(seat)).status == 200
+        assert server.open == 3
+        await seat.set(state=State.HELD)
+        await until(lambda: server.open == 2, "the idle connection is closed")
+        go["/first"].set()
+        assert (await tasks[0]).status == 200
+        await until(lambda: server.open == 1, "a connection is not kept that ended its request after that")
+        go["/last"].set()
+        assert (await tasks[1]).status == 200
+        await until(lambda: server.open == 0, "nor is the last")
 
 
 async def test_a_port_that_another_server_has_now_is_connected_to_anew(proxy: Proxy) -> None:
