@@ -157,7 +157,7 @@ class Group:
                 return self._put(slot, "Starting", seat=seat, next="")
             slot = replace(slot, switches=slot.switches + 1)
         self._slots.check(self._name, self._epoch)
-        await self._world.open(seat)
+        await self._world.open(seat, self._epoch)
         return self._put(slot, "Active", seat=seat, next="")
 
     async def _still(self) -> Mapping[str, SeatLook] | None:
@@ -180,7 +180,7 @@ class Group:
     async def _unlock(self, seat: str) -> None:
         self._slots.check(self._name, self._epoch)
         try:
-            await self._world.wake(seat)
+            await self._world.wake(seat, self._epoch)
         except LostError as lost:
             await self._discard(seat, str(lost))
         except (UntouchedError, UnsettledError) as why:
@@ -190,9 +190,9 @@ class Group:
         """One that is on the GPUs without having the slot."""
         _log.warning("%s is on the GPUs of %s, whose slot has %s: it is parked", seat, self._name, keeper)
         self._slots.check(self._name, self._epoch)
-        await self._world.close(seat)
+        await self._world.close(seat, self._epoch)
         try:
-            await self._world.park(seat)
+            await self._world.park(seat, self._epoch)
         except LostError as lost:
             await self._discard(seat, str(lost))
         except (UntouchedError, UnsettledError) as why:
@@ -208,9 +208,9 @@ class Group:
         self.doing = f"draining {seat} for {heir}"
         self._put(slot, "Draining", next=heir, reason=f"{heir} is to have the slot")
         self._slots.check(self._name, self._epoch)
-        await self._world.close(seat)
+        await self._world.close(seat, self._epoch)
         with timed.stage("drain"):
-            busy = await self._world.drain(seat)
+            busy = await self._world.drain(seat, self._epoch)
         if busy:
             return await self._keep(slot, f"{seat} was not parked: {busy}")
         self.doing = f"parking {seat} for {heir}"
@@ -218,7 +218,7 @@ class Group:
         self._slots.check(self._name, self._epoch)
         try:
             with timed.stage("park"):
-                moved = await self._world.park(seat)
+                moved = await self._world.park(seat, self._epoch)
             timed.seconds.update({f"park: {name}": seconds for name, seconds in moved.seconds.items()})
         except UntouchedError as why:
             return await self._keep(slot, f"{seat} was not parked: {why}")
@@ -236,7 +236,7 @@ class Group:
         if (await self._seat(slot.seat)).state == "Locked":
             await self._unlock(slot.seat)
         self._put(slot, "Active", next="", reason=why)
-        await self._world.open(slot.seat)
+        await self._world.open(slot.seat, self._epoch)
         return why
 
     async def _prove_free(self, seat: str) -> None:
@@ -253,7 +253,7 @@ class Group:
         if waited < self._patience.start and await self._started(slot.seat, self._patience.start - waited):
             self._put(slot, "Active", reason="it serves")
             self._slots.check(self._name, self._epoch)
-            await self._world.open(slot.seat)
+            await self._world.open(slot.seat, self._epoch)
             return Cleared("Active", slot.seat, reason=f"{slot.seat} serves", within=0.0)
         reason = await self._unstarted(slot.seat, time.time() - slot.since)
         self._put(slot, "Empty", seat="", reason=reason)
@@ -284,7 +284,7 @@ class Group:
         self._put(slot, "Restoring", seat=seat, next="", reason=slot.reason)
         self._slots.check(self._name, self._epoch)
         with timed.stage("wake"):
-            moved = await self._world.wake(seat)
+            moved = await self._world.wake(seat, self._epoch)
         timed.seconds.update({f"wake: {name}": seconds for name, seconds in moved.seconds.items()})
 
     async def _start(self, slot: Slot, seat: str, timed: Timed) -> bool:
@@ -316,7 +316,7 @@ class Group:
             return Filled("Starting", "", f"{why}; it starts cold.", 0.0, timed.seconds)
         slot = self._put(slot, "Active", reason=f"{seat} serves", switches=slot.switches + 1)
         self._slots.check(self._name, self._epoch)
-        await self._world.open(seat)
+        await self._world.open(seat, self._epoch)
         wanted = await self._world.choose(self._name, seat)
         within = 0.0 if wanted.seat not in ("", seat) else wanted.within
         return Filled("Active", seat, f"{seat} serves.", within, timed.seconds)
@@ -329,7 +329,7 @@ class Group:
     async def _discard(self, seat: str, why: str) -> None:
         _log.warning("the server of %s must start cold: %s", seat, why)
         self._slots.check(self._name, self._epoch)
-        await self._world.discard(seat, why)
+        await self._world.discard(seat, self._epoch, why)
 
     def _quarantined(self, why: str, timed: Timed) -> Cleared:
         slot = self._slots.slot(self._name)

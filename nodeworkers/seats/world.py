@@ -61,7 +61,7 @@ class Moved:
 
 class World(Protocol):
     """A node, as far as the switching of its groups goes. `park` and `wake` raise UntouchedError, LostError and
-    UnsettledError.
+    UnsettledError. `epoch` is that of the workflow's run which acts: whoever has heard of a newer one refuses.
     """
 
     async def look(self, group: str) -> Mapping[str, SeatLook] | None:
@@ -73,19 +73,19 @@ class World(Protocol):
     async def choose(self, group: str, active: str) -> Wanted:
         """Whose turn it is."""
 
-    async def close(self, seat: str) -> None:
+    async def close(self, seat: str, epoch: int) -> None:
         """From now on its requests are held."""
 
-    async def drain(self, seat: str) -> str:
+    async def drain(self, seat: str, epoch: int) -> str:
         """Waits until no request of it is in flight; why some still are after its time is over, '' if none is."""
 
-    async def open(self, seat: str) -> None:
+    async def open(self, seat: str, epoch: int) -> None:
         """From now on its requests are passed on."""
 
-    async def park(self, seat: str) -> Moved:
+    async def park(self, seat: str, epoch: int) -> Moved:
         """Its memory leaves the GPUs."""
 
-    async def wake(self, seat: str) -> Moved:
+    async def wake(self, seat: str, epoch: int) -> Moved:
         """Its memory comes back, and its calls go on. Also for one that is locked."""
 
     async def lacks(self, group: str, seat: str) -> str:
@@ -93,5 +93,5 @@ class World(Protocol):
         on who holds some.
         """
 
-    async def discard(self, seat: str, why: str) -> None:
+    async def discard(self, seat: str, epoch: int, why: str) -> None:
         """Ends a server whose state is gone; its container may start anew."""

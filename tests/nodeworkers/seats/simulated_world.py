@@ -97,21 +97,21 @@ class SimulatedWorld:
     async def choose(self, group: str, active: str) -> Wanted:
         return Wanted(self.wanted if self.wanted != active else "", "because")
 
-    async def close(self, seat: str) -> None:
+    async def close(self, seat: str, epoch: int) -> None:
         self._act("close", seat)
         self.servers[seat].held = True
         self._acted()
 
-    async def drain(self, seat: str) -> str:
+    async def drain(self, seat: str, epoch: int) -> str:
         self._act("drain", seat)
         return self.busy
 
-    async def open(self, seat: str) -> None:
+    async def open(self, seat: str, epoch: int) -> None:
         self._act("open", seat)
         self.servers[seat].held = False
         self._acted()
 
-    async def park(self, seat: str) -> Moved:
+    async def park(self, seat: str, epoch: int) -> Moved:
         self._act("park", seat)
         server = self.servers[seat]
         if server.state not in ("Running", "Locked"):
@@ -123,7 +123,7 @@ class SimulatedWorld:
         self._acted()
         return Moved(1, {"checkpoint": 0.1})
 
-    async def wake(self, seat: str) -> Moved:
+    async def wake(self, seat: str, epoch: int) -> Moved:
         self._act("wake", seat)
         server = self.servers[seat]
         if server.state not in ("Parked", "Locked"):
@@ -139,7 +139,7 @@ class SimulatedWorld:
         others = [each for each in self.on_gpu() if each != seat]
         return self.foreign or (f"{others[0]} is there" if others else "")
 
-    async def discard(self, seat: str, why: str) -> None:
+    async def discard(self, seat: str, epoch: int, why: str) -> None:
         self._act("discard", seat)
         self.servers[seat].state, self.servers[seat].serves = "Waiting", False
         self._acted()
