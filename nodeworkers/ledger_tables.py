@@ -113,5 +113,16 @@ MIGRATIONS: tuple[tuple[str, str], ...] = (
         ) STRICT;
         """,
     ),
+    (
+        "seats: see nodeworkers/seats/records.py",
+        """
+        CREATE TABLE seats (
+          id TEXT PRIMARY KEY,
+          port INTEGER NOT NULL UNIQUE,
+          holder TEXT NOT NULL,
+          known TEXT NOT NULL CHECK (json_valid(known))
+        ) STRICT;
+        """,
+    ),
 )
 """What each feature added, in the order of `PRAGMA user_version`. Never edit one: append."""

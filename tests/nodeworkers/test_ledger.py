@@ -160,12 +160,12 @@ def test_a_newer_berths_ledger_is_refused_and_left_alone(reopen: Open) -> None:
 
 def test_an_older_ledger_is_brought_up_to_date(reopen: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     reopen().put_cache(CACHE)
-    added = ("seats", "CREATE TABLE seats (id TEXT PRIMARY KEY) STRICT;")
+    added = ("berths", "CREATE TABLE berths (id TEXT PRIMARY KEY) STRICT;")
     monkeypatch.setattr(ledger_module, "MIGRATIONS", (*MIGRATIONS, added))
     ledger = reopen()
     assert not ledger.repaired and ledger.cache("c-1") == CACHE
     with sqlite3.connect(ledger.path) as db:
-        assert db.execute("SELECT count(*) FROM seats").fetchone() == (0,)
+        assert db.execute("SELECT count(*) FROM berths").fetchone() == (0,)
         assert db.execute("PRAGMA user_version").fetchone() == (len(MIGRATIONS) + 1,)
     db.close()
 

@@ -1,0 +1,132 @@
+"""The node's record of its seats, in the ledger: the port of each on the seat proxy, and what was measured of whoever
+holds it.
+
+Ports outlive the process and the pods, for Services lead there. What was measured is one pod's: another one's server is
+another one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+import orjson
+from pydantic import TypeAdapter, ValidationError
+
+from nodeworkers.ledger import Ledger, LedgerError
+
+PORTS = range(23_000, 24_000)  # below those that Kubernetes and the kernel give away (30000 and 32768 on)
+_NEWER = 0.2  # how much the newest of measured times counts
+_log = logging.getLogger(__name__)
+
+
+class NoPortError(Exception):
+    """All ports for seats are in use. The text is a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of one pod's server. park, wake, drain, start: seconds that these took, a mean of the last ones,
+    None before the first; bytes: what its last park moved; parkable: None while it was never parked, and with False
+    `why_not`; lost: its state is gone, and it has not served since.
+    """
+
+    park: float | None = None
+    wake: float | None = None
+    drain: float | None = None
+    start: float | None = None
+    bytes: int = 0
+    parkable: bool | None = None
+    why_not: str = ""
+    lost: bool = False
+
+    def took(self, what: str, seconds: float) -> Known:
+        """With one more measured time, of `park`, `wake`, `drain` or `start`."""
+        before: float | None = getattr(self, what)
+        mean = seconds if before is None else before + _NEWER * (seconds - before)
+        return replace(self, **{what: round(mean, 4)})  # type: ignore[arg-type]
+
+
+_known: TypeAdapter[Known] = TypeAdapter(Known)
+
+
+@dataclass(frozen=True, slots=True)
+class SeatRecord:
+    """A seat. `holder`: the UID of the pod that `known` is about, '' for nobody."""
+
+    seat: str
+    port: int
+    holder: str = ""
+    known: Known = Known()
+
+
+class SeatRecords:
+    """The seats' part of an open ledger, for one thread. What cannot be written is logged and kept in memory: all of it
+    can be measured again.
+    """
+
+    def __init__(self, ledger: Ledger, ports: Collection[int] = PORTS) -> None:
+        """Reads all of it; a row that makes no sense loses what was measured."""
+        self._ledger, self._ports = ledger, ports
+        self._records: dict[str, SeatRecord] = {}
+        read = "SELECT id, port, holder, CAST(known AS BLOB) FROM seats"
+        for seat, port, holder, known in ledger.read(read, (), tuple):
+            self._records[seat] = SeatRecord(seat, port, holder, _read(known))
+
+    def of(self, seat: str) -> SeatRecord:
+        """A seat's, with a port of its own. Raises NoPortError."""
+        found = self._records.get(seat)
+        if found is None:
+            taken = {each.port for each in self._records.values()}
+            port = next((each for each in self._ports if each not in taken), None)
+            if port is None:
+                raise NoPortError(f"There is no port left for {seat}: seats have {len(self._ports)} on a node.")
+            found = self._records[seat] = SeatRecord(seat, port)
+            self._write(found)
+        return found
+
+    def held_by(self, seat: str, pod: str) -> SeatRecord:
+        """The same for the pod with this UID: if another had the seat before, nothing is known of its server."""
+        found = self.of(seat)
+        if found.holder == pod:
+            return found
+        return self._put(SeatRecord(seat, found.port, pod))
+
+    def put(self, seat: str, known: Known) -> None:
+        """What is known now of the pod that holds the seat."""
+        found = self.of(seat)
+        if found.known != known:
+            self._put(replace(found, known=known))
+
+    def keep(self, seats: Collection[str]) -> None:
+        """Those, and no others: the node has no other seats any more."""
+        for seat in self._records.keys() - set(seats):
+            del self._records[seat]
+            self._do("DELETE FROM seats WHERE id = ?", (seat,))
+
+    def _put(self, record: SeatRecord) -> SeatRecord:
+        self._records[record.seat] = record
+        self._write(record)
+        return record
+
+    def _write(self, record: SeatRecord) -> None:
+        values = (record.seat, record.port, record.holder, orjson.dumps(asdict(record.known)).decode())
+        self._do("INSERT OR REPLACE INTO seats (id, port, holder, known) VALUES (?, ?, ?, ?)", values)
+
+    def _do(self, statement: str, values: tuple[Any, ...]) -> None:
+        try:
+            with self._ledger.transaction():
+                self._ledger.execute(statement, values)
+        except LedgerError as error:
+            _log.warning("what is known of the seat %s is not on record: %s", values[0], error)
+
+
+def _read(raw: bytes) -> Known:
+    try:
+        told = orjson.loads(raw)
+        names = {each.name for each in fields(Known)}
+        return _known.validate_python({key: value for key, value in told.items() if key in names})
+    except (ValueError, AttributeError, ValidationError):
+        return Known()
