@@ -52,7 +52,8 @@ class SeatNews:
             if await self._tell_all():
                 pause = _PAUSES[0]
                 try:
-                    await asyncio.wait_for(self._wake.wait(), max(0.0, all_at - loop.time()))
+                    async with asyncio.timeout_at(all_at):
+                        await self._wake.wait()
                 except TimeoutError:
                     continue
             else:

@@ -77,7 +77,8 @@ class SeatServices:
             self._wake.clear()
             if not self._due:
                 try:
-                    await asyncio.wait_for(self._wake.wait(), max(0.0, all_at - time.monotonic()))
+                    async with asyncio.timeout(max(0.0, all_at - time.monotonic())):
+                        await self._wake.wait()
                 except TimeoutError:
                     continue
             await asyncio.sleep(pause)

@@ -154,7 +154,8 @@ class Plugin:
             return None
         asked = asyncio.run_coroutine_threadsafe(self._ask(seat, pod, container), self._caller)
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(asked), min(_MOST_DECIDING, self._request_seconds / 2))
+            async with asyncio.timeout(min(_MOST_DECIDING, self._request_seconds / 2)):
+                return await asyncio.wrap_future(asked)
         except Refused:
             raise
         except TimeoutError as error:

@@ -168,7 +168,8 @@ class ProxyControl:
         link.waiting[number] = answer
         try:
             _send(link, number, op, fields)
-            return _checked(await asyncio.wait_for(answer, seconds))
+            async with asyncio.timeout(seconds):  # `wait_for` of Python 3.11 may lose a cancellation
+                return _checked(await answer)
         except TimeoutError as error:
             raise ProxyAway(f"The seat proxy has not answered {op} within {seconds:.0f} s.") from error
         finally:

@@ -6,6 +6,7 @@ Each run of the workflow gets a fencing epoch when it is heard of first; from th
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from threading import Condition
 from typing import get_args
@@ -72,7 +73,9 @@ class Slots:
                 return self._epochs[group]
             if run in known:
                 raise SupersededError(f"{group}: the run {run} of its workflow was followed by {known[-1]}.")
-            epoch, runs = self._epochs.get(group, 0) + 1, [*known, run][-_RUNS:]
+            # The proxy and the helpers remember epochs longer than a ledger that was lost: a new one begins above them.
+            before = self._epochs.get(group) or int(time.time() * 1000)
+            epoch, runs = before + 1, [*known, run][-_RUNS:]
             self._write(self.slot(group), epoch, runs)
             return epoch
 
@@ -81,6 +84,10 @@ class Slots:
         with self._turn:
             if epoch != self._epochs.get(group, 0):
                 raise SupersededError(f"{group}: the epoch {epoch} ended when {self._epochs.get(group, 0)} began.")
+
+    def epoch(self, group: str) -> int:
+        """The newest of the group; 0 where nobody has heard of a run yet."""
+        return self._epochs.get(group, 0)
 
     def slot(self, group: str) -> Slot:
         """As it is; that of a group of which nothing is known is empty."""

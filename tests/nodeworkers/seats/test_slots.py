@@ -81,6 +81,16 @@ def test_a_phase_lasts_from_its_beginning(ledger: Ledger) -> None:
     assert slots.put(Slot("G01", "Draining", SEAT), epoch, 12.0).since == 12.0
 
 
+def test_a_ledger_that_was_lost_is_followed_by_newer_epochs(tmp_path: Path, ledger: Ledger) -> None:
+    slots = Slots(ledger)
+    last = [slots.enter("G01", run) for run in ("a", "b", "c")][-1]
+    anew = Ledger(tmp_path / "anew")
+    try:
+        assert Slots(anew).enter("G01", "d") > last
+    finally:
+        anew.close()
+
+
 def test_a_group_that_comes_back_goes_on_with_its_epochs(ledger: Ledger) -> None:
     slots = Slots(ledger)
     epoch = slots.enter("G01", "r")
