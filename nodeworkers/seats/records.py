@@ -8,8 +8,8 @@ another one.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import orjson
@@ -29,7 +29,8 @@ class NoPortError(Exception):
 @dataclass(frozen=True, slots=True)
 class Known:
     """What is known of one pod's server. park, wake, drain, start: seconds that these took, a mean of the last ones,
-    None before the first; bytes: what its last park moved; parkable: None while it was never parked, and with False
+    None before the first; cards: bytes that it had on each GPU
+    when it was parked last; parkable: None while it was never parked, and with False
     `why_not`; lost: its state is gone, and it has not served since.
     """
 
@@ -37,10 +38,15 @@ class Known:
     wake: float | None = None
     drain: float | None = None
     start: float | None = None
-    bytes: int = 0
+    cards: Mapping[str, int] = field(default_factory=dict)
     parkable: bool | None = None
     why_not: str = ""
     lost: bool = False
+
+    @property
+    def bytes(self) -> int:
+        """What parking it moves to the host, as far as is known."""
+        return sum(self.cards.values())
 
     def took(self, what: str, seconds: float) -> Known:
         """With one more measured time, of `park`, `wake`, `drain` or `start`."""
@@ -59,7 +65,7 @@ class SeatRecord:
     seat: str
     port: int
     holder: str = ""
-    known: Known = Known()
+    known: Known = field(default_factory=Known)
 
 
 class SeatRecords:

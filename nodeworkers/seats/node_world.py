@@ -1,0 +1,358 @@
+"""The world in which seats are switched, on a real node: its tenants, their backends, the seat proxy, the record of
+seats.
+
+Reads and acts. Who is next is decided by `planning/seats`, in which order things are done by `switching.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Protocol
+from zoneinfo import ZoneInfo
+
+from nodeworkers.seats.backend import Backend, Held
+from nodeworkers.seats.doors import Doors
+from nodeworkers.seats.gate import Gate
+from nodeworkers.seats.history import GroupHistory
+from nodeworkers.seats.proxy_words import News
+from nodeworkers.seats.records import SeatRecords
+from nodeworkers.seats.slots import Slot, Slots
+from nodeworkers.seats.tenants import GroupTenants, Tenant, Tenants
+from nodeworkers.seats.world import LostError, Moved, SeatLook, State, UntouchedError, Wanted
+from planning.seats.choosing import choose
+from planning.seats.group import Choice, GroupView, Phase, SeatView
+from planning.seats.host_memory import Level, NodeMemory, Parking, amount, refusal
+
+POLL = 0.25  # seconds between looks at what tells nothing of itself, such as a server that starts
+MARGIN = 64 * 2**20  # bytes that must be free on each GPU beyond what a seat had there
+_PHASES: Mapping[str, Phase] = {
+    "Starting": Phase.STARTING, "Active": Phase.ACTIVE, "Draining": Phase.DRAINING, "Parking": Phase.PARKING,
+    "Restoring": Phase.WAKING, "VerifyServing": Phase.WAKING,
+}  # fmt: skip
+_STATES: Mapping[Held, State] = {
+    "Running": "Running", "Locked": "Locked", "Parked": "Parked", "Changing": "Changing", "Failed": "Failed",
+    "Gone": "Running",  # it has nothing on the GPUs yet, and may have in the next moment
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class CardMemory:
+    """A GPU's memory in bytes, by the driver's word; `holders`: bytes by pid of the processes that have some of it."""
+
+    free: int
+    total: int
+    holders: Mapping[int, int] = field(default_factory=dict)
+
+
+class Host(Protocol):
+    """What switching needs of the machine beside containers, backends and the proxy."""
+
+    async def memory(self, group: str, cards: Sequence[str]) -> Mapping[str, CardMemory]:
+        """Of these GPUs, as the driver says. Raises UntouchedError where it does not."""
+
+    async def serves(self, tenant: Tenant) -> str:
+        """Why its server does not answer, '' if it does."""
+
+    async def levels(self, tenant: Tenant) -> tuple[Level, ...]:
+        """The limits that the container is under."""
+
+    async def node(self) -> NodeMemory | None:
+        """The node's memory; None where nobody knows."""
+
+    async def end(self, tenant: Tenant) -> None:
+        """Ends all processes of the container."""
+
+
+@dataclass(slots=True)
+class _Group:
+    history: GroupHistory
+    tenants: GroupTenants
+    looks: Mapping[str, SeatLook]
+    since: dict[str, tuple[Phase, float]]  # what a seat's phase was when it was asked last, and since when
+    last: Choice | None = None
+
+
+class NodeWorld:
+    """One node's. `backend`: how a tenant is parked; `poke`: says that a group's workflow is to look."""
+
+    def __init__(
+        self, tenants: Tenants, backend: Callable[[Tenant], Backend], doors: Doors, host: Host, slots: Slots,
+        records: SeatRecords, gate: Gate, poke: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._tenants, self._backend, self._doors, self._host = tenants, backend, doors, host
+        self._slots, self._records, self._gate, self._poke = slots, records, gate, poke
+        self._groups: dict[str, _Group] = {}
+        self._news: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        self._parking: dict[str, int] = {}  # bytes that parks under way will take, by seat
+
+    # ---- what is
+
+    async def look(self, group: str) -> Mapping[str, SeatLook] | None:
+        tenants = await self._tenants.of(group)
+        if tenants is None:
+            self._groups.pop(group, None)
+            return None
+        looked = await asyncio.gather(*(self._look(each) for each in tenants.seats.values()))
+        looks = dict(zip(tenants.seats, looked, strict=True))
+        now, known = time.time(), self._groups.get(group)
+        if known is None or known.history.window != tenants.policy.window:
+            history = GroupHistory(tenants.policy.window, now)
+            slot = self._slots.slot(group)
+            if slot.phase == "Active":
+                history.opened(slot.seat, slot.since)
+            known = self._groups[group] = _Group(history, tenants, looks, {})
+        known.tenants, known.looks = tenants, looks
+        for seat, tenant in tenants.seats.items():
+            if tenant is None:
+                self._gate.forget(seat)
+                known.history.ended(seat, now)
+        return looks
+
+    async def _look(self, tenant: Tenant | None) -> SeatLook:
+        if tenant is None:
+            return SeatLook("Absent")
+        known = self._records.held_by(tenant.seat, tenant.uid).known
+        if not tenant.running:
+            return SeatLook("Waiting", told=tenant.told or known.why_not if known.lost else tenant.told)
+        reading = await self._backend(tenant).read(tenant.server)
+        state = _STATES[reading.held]
+        if state != "Running":
+            return SeatLook(state, told=reading.told)
+        silent = await self._host.serves(tenant)
+        return SeatLook(state, not silent, reading.told or silent)
+
+    async def changed(self, group: str, seconds: float) -> None:
+        news = self._news[group]
+        news.clear()
+        try:
+            async with asyncio.timeout(min(seconds, POLL)):
+                await news.wait()
+        except TimeoutError:
+            return
+
+    def stir(self, group: str) -> None:
+        """Something is news there: whoever waits looks again."""
+        self._news[group].set()
+
+    # ---- whose turn it is
+
+    async def choose(self, group: str, active: str) -> Wanted:
+        known = self._groups.get(group)
+        if known is None:
+            return Wanted("", f"Nothing is known of {group} yet.", 1.0)
+        choice = await self.decide(group)
+        return Wanted(choice.seat, choice.reason, choice.within)
+
+    async def decide(self, group: str) -> Choice:
+        """Whose turn it is, by the last look. Whoever waits is told for how long."""
+        known, now = self._groups[group], time.time()
+        choice = choose(await self._view(known, now), now)
+        known.last = choice
+        for seat, wait in choice.waits.items():
+            known.history.told(seat, wait, now)
+        return choice
+
+    async def _view(self, known: _Group, now: float) -> GroupView:
+        tenants = known.tenants
+        slot, waiting = self._slots.slot(tenants.group), self._gate.waiting(tenants.group)
+        memory = await self._host.node()
+        if memory is not None:
+            memory = replace(memory, coming=sum(self._parking.values()), parked=self._parked())
+        seats = []
+        for seat, tenant in tenants.seats.items():
+            asked = waiting[seat].since if seat in waiting else None
+            phase = _phase(known.looks.get(seat, SeatLook("Absent")), slot, seat, asked is not None)
+            before = known.since.get(seat)
+            since = before[1] if before is not None and before[0] is phase else now
+            known.since[seat] = (phase, since)
+            if tenant is None:
+                seats.append(SeatView(seat, Phase.ABSENT))
+                continue
+            record = self._records.held_by(seat, tenant.uid).known
+            view = known.history.view(seat, phase, since, asked, tenant.settings, record, now)
+            if phase is Phase.ACTIVE and memory is not None:
+                view = replace(view, bytes=record.bytes, levels=await self._host.levels(tenant))
+            seats.append(view)
+        pins = [tenant.seat for tenant in tenants.seats.values() if tenant is not None and tenant.settings.pinned]
+        offset = datetime.fromtimestamp(now, UTC).astimezone(ZoneInfo(tenants.zone)).utcoffset()
+        return GroupView(
+            tuple(seats), tenants.policy, known.history.lost(now), pins[0] if len(pins) == 1 else "",
+            slot.next or slot.seat if slot.phase not in ("Active", "Empty") else "", memory,
+            offset.total_seconds() if offset is not None else 0.0,
+        )  # fmt: skip
+
+    def _parked(self) -> int:
+        return sum(
+            self._records.of(seat).known.bytes
+            for known in self._groups.values()
+            for seat, look in known.looks.items()
+            if look.state == "Parked"
+        )
+
+    def heard(self, news: News) -> set[str]:
+        """The proxy tells of requests: the groups in which somebody else may be next."""
+        now, touched = time.time(), set()
+        for group, known in self._groups.items():
+            for traffic in news.traffic:
+                if traffic.seat in known.tenants.seats and known.history.heard(traffic, now):
+                    touched.add(group)
+            for seat in news.removed:
+                if seat in known.tenants.seats:
+                    known.history.forgotten(seat)
+        for group in touched:
+            self.stir(group)
+        return touched
+
+    # ---- requests
+
+    async def close(self, seat: str, epoch: int) -> None:
+        known, tenant = self._tenant(seat)
+        if tenant is not None:
+            await self._doors.hold(tenant, epoch)
+        known.history.closed(seat, time.time())
+
+    async def drain(self, seat: str, epoch: int) -> str:
+        known, tenant = self._tenant(seat)
+        if tenant is None:
+            return ""
+        began = time.time()
+        drained = await self._doors.drain(tenant, epoch)
+        now = time.time()
+        if drained.left:
+            requests = "1 request is" if drained.left == 1 else f"{drained.left} requests are"
+            return f"{requests} still in flight after {tenant.settings.drain:.0f} s (kyb.ai/drain-seconds)"
+        self._note(seat, "drain", now - began)
+        known.history.drained(seat, now)
+        return ""
+
+    async def open(self, seat: str, epoch: int) -> None:
+        known, tenant = self._tenant(seat)
+        if tenant is None:
+            return
+        slot, now = self._slots.slot(known.tenants.group), time.time()
+        if slot.seat == seat and slot.phase == "Starting":
+            self._note(seat, "start", now - slot.since)
+        record = self._records.of(seat).known
+        self._records.put(seat, replace(record, lost=False))
+        await self._doors.open(tenant, epoch)
+        known.history.opened(seat, now)
+
+    # ---- memory
+
+    async def park(self, seat: str, epoch: int) -> Moved:
+        known, tenant = self._tenant(seat)
+        if tenant is None:
+            raise LostError(f"nobody holds {seat} any more")
+        held = await self._held_by(known, tenant)
+        need = sum(held.values())
+        memory = await self._host.node()
+        if memory is not None:
+            memory = replace(memory, coming=sum(self._parking.values()), parked=self._parked())
+            parking = Parking(seat, need, levels=await self._host.levels(tenant))
+            if why := refusal(parking, memory):
+                raise UntouchedError(why)
+        self._parking[seat] = need
+        began = time.monotonic()
+        try:
+            moved = await self._backend(tenant).park(tenant.server, epoch)
+        except UntouchedError as why:
+            record = self._records.of(seat).known
+            if record.parkable is None:
+                # The first park is the trial: until one succeeds nobody counts on another.
+                self._records.put(seat, replace(record, why_not=str(why)))
+            raise
+        except LostError as why:
+            self._records.put(seat, replace(self._records.of(seat).known, lost=True, why_not=str(why)))
+            raise
+        finally:
+            self._parking.pop(seat, None)
+        self._note(seat, "park", time.monotonic() - began)
+        kept = {card: size for card, size in held.items() if size} or self._records.of(seat).known.cards
+        self._records.put(seat, replace(self._records.of(seat).known, cards=kept, parkable=True, why_not=""))
+        return moved
+
+    async def wake(self, seat: str, epoch: int) -> Moved:
+        _, tenant = self._tenant(seat)
+        if tenant is None:
+            raise LostError(f"nobody holds {seat} any more")
+        began = time.monotonic()
+        try:
+            moved = await self._backend(tenant).wake(tenant.server, epoch)
+        except LostError as why:
+            self._records.put(seat, replace(self._records.of(seat).known, lost=True, why_not=str(why)))
+            raise
+        self._note(seat, "wake", time.monotonic() - began)
+        return moved
+
+    async def lacks(self, group: str, seat: str) -> str:
+        known = self._groups.get(group)
+        if known is None:
+            return f"nothing is known of {group} yet"
+        memory = await self._host.memory(group, known.tenants.cards)
+        owners = {
+            process.pid: tenant.seat
+            for tenant in known.tenants.seats.values()
+            if tenant is not None
+            for process in tenant.processes
+        }
+        needs = self._records.of(seat).known.cards
+        for card in known.tenants.cards:
+            there = memory.get(card)
+            if there is None:
+                return f"the driver does not show the GPU {card}"
+            for pid, size in sorted(there.holders.items()):
+                if pid not in owners:
+                    return f"process {pid}, which is of no seat of {group}, holds {amount(size)} of GPU {card}"
+            need = (
+                needs.get(card, 0) + MARGIN - sum(there.holders.get(pid, 0) for pid, of in owners.items() if of == seat)
+            )
+            if there.free < need:
+                return f"GPU {card} has {amount(there.free)} free, and {seat} needs {amount(need)} there"
+        return ""
+
+    async def _held_by(self, known: _Group, tenant: Tenant) -> dict[str, int]:
+        """Bytes that it has on each GPU."""
+        memory = await self._host.memory(known.tenants.group, tenant.cards)
+        pids = {process.pid for process in tenant.processes}
+        return {card: sum(size for pid, size in each.holders.items() if pid in pids) for card, each in memory.items()}
+
+    async def discard(self, seat: str, epoch: int, why: str) -> None:
+        known, tenant = self._tenant(seat)
+        known.history.ended(seat, time.time())
+        if tenant is None:
+            return
+        self._records.put(seat, replace(self._records.of(seat).known, lost=True, why_not=why))
+        await self._doors.hold(tenant, epoch)
+        await self._host.end(tenant)
+
+    # ---- common
+
+    def _tenant(self, seat: str) -> tuple[_Group, Tenant | None]:
+        """By the last look, which comes before whatever is done."""
+        for known in self._groups.values():
+            if seat in known.tenants.seats:
+                return known, known.tenants.seats[seat]
+        raise UntouchedError(f"{seat} is no seat of this node any more")
+
+    def _note(self, seat: str, what: str, seconds: float) -> None:
+        self._records.put(seat, self._records.of(seat).known.took(what, seconds))
+
+
+def _phase(look: SeatLook, slot: Slot, seat: str, asks: bool) -> Phase:
+    """Where planning has a seat that looks so. One that only Requests would start counts as lost."""
+    if slot.seat == seat and look.state in ("Running", "Locked", "Changing", "Waiting") and slot.phase in _PHASES:
+        return _PHASES[slot.phase]
+    match look.state:
+        case "Absent":
+            return Phase.ABSENT
+        case "Parked":
+            return Phase.PARKED
+        case "Waiting":
+            return Phase.WAITING if asks else Phase.LOST
+        case _:
+            return Phase.QUARANTINED

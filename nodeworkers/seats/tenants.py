@@ -1,0 +1,73 @@
+"""Who holds a node's seats: which container of which pod, and what it says of its server. For whoever looks at a group,
+parks and wakes.
+
+A seat is its device id. That a pod has it the kubelet tells; which processes are its, the container runtime does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from nodeworkers.seats.backend import Process, Server
+from planning.seats.group import Policy
+from planning.seats.pod_settings import PodSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A container that has a seat. `running`: its first process is there, and `processes` are all of it; `told`: why it
+    does not run, or what is wrong with it, '' for nothing. `began`: when the pod was made, in seconds of the epoch;
+    `address`: the pod's.
+    """
+
+    seat: str
+    cards: Sequence[str]
+    namespace: str
+    pod: str
+    container: str
+    uid: str = ""
+    id: str = ""
+    running: bool = False
+    processes: Sequence[Process] = ()
+    address: str = ""
+    began: float = 0.0
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    settings: PodSettings = field(default_factory=PodSettings)
+    told: str = ""
+
+    @property
+    def server(self) -> Server:
+        """As backends take it."""
+        return Server(self.seat, self.cards, self.processes, self.endpoint, self.annotations)
+
+    @property
+    def endpoint(self) -> str:
+        """Where its server listens, '' where it does not, or has no address yet."""
+        if not self.settings.port or not self.address:
+            return ""
+        return (
+            f"[{self.address}]:{self.settings.port}" if ":" in self.address else f"{self.address}:{self.settings.port}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTenants:
+    """A group: its GPUs' UUIDs in order, its seats with who holds each (None: nobody), and its policy."""
+
+    group: str
+    cards: Sequence[str]
+    seats: Mapping[str, Tenant | None]
+    policy: Policy = field(default_factory=Policy)
+    zone: str = "UTC"
+
+
+class Tenants(Protocol):
+    """One node's."""
+
+    def groups(self) -> Sequence[str]:
+        """All groups that have seats, sorted."""
+
+    async def of(self, group: str) -> GroupTenants | None:
+        """The group as it is now; None where the node has no such group."""
