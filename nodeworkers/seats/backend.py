@@ -31,13 +31,15 @@ class Process:
 @dataclass(frozen=True, slots=True)
 class Server:
     """The server of a seat. `cards`: UUIDs of its group's GPUs, in order; `processes`: all of its container;
-    `address`: "ip:port" where it answers HTTP, '' where it has no port; `settings`: the pod's annotations by which a
+    `parked`: those of them that were parked, where somebody wrote it down: each is needed to wake it. `address`:
+    "ip:port" where it answers HTTP, '' where it has no port; `settings`: the pod's annotations by which a
     backend is told what it cannot find out.
     """
 
     seat: str
     cards: Sequence[str]
     processes: Sequence[Process]
+    parked: Sequence[Process] = ()
     address: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
 

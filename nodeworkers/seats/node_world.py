@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Protocol
 from zoneinfo import ZoneInfo
 
-from nodeworkers.seats.backend import Backend, Held
+from nodeworkers.seats.backend import Backend, Held, Process, Server
 from nodeworkers.seats.doors import Doors
 from nodeworkers.seats.gate import Gate
 from nodeworkers.seats.history import GroupHistory
@@ -119,7 +119,7 @@ class NodeWorld:
         known = self._records.held_by(tenant.seat, tenant.uid).known
         if not tenant.running:
             return SeatLook("Waiting", told=tenant.told or known.why_not if known.lost else tenant.told)
-        reading = await self._backend(tenant).read(tenant.server)
+        reading = await self._backend(tenant).read(self._server(tenant))
         state = _STATES[reading.held]
         if state != "Running":
             return SeatLook(state, told=reading.told)
@@ -259,7 +259,7 @@ class NodeWorld:
         self._parking[seat] = need
         began = time.monotonic()
         try:
-            moved = await self._backend(tenant).park(tenant.server, epoch)
+            moved = await self._backend(tenant).park(self._server(tenant), epoch)
         except UntouchedError as why:
             record = self._records.of(seat).known
             if record.parkable is None:
@@ -273,7 +273,9 @@ class NodeWorld:
             self._parking.pop(seat, None)
         self._note(seat, "park", time.monotonic() - began)
         kept = {card: size for card, size in held.items() if size} or self._records.of(seat).known.cards
-        self._records.put(seat, replace(self._records.of(seat).known, cards=kept, parkable=True, why_not=""))
+        record = self._records.of(seat).known
+        processes = moved.processes or record.processes
+        self._records.put(seat, replace(record, cards=kept, processes=processes, parkable=True, why_not=""))
         return moved
 
     async def wake(self, seat: str, epoch: int) -> Moved:
@@ -282,7 +284,7 @@ class NodeWorld:
             raise LostError(f"nobody holds {seat} any more")
         began = time.monotonic()
         try:
-            moved = await self._backend(tenant).wake(tenant.server, epoch)
+            moved = await self._backend(tenant).wake(self._server(tenant), epoch)
         except LostError as why:
             self._records.put(seat, replace(self._records.of(seat).known, lost=True, why_not=str(why)))
             raise
@@ -338,6 +340,10 @@ class NodeWorld:
             if seat in known.tenants.seats:
                 return known, known.tenants.seats[seat]
         raise UntouchedError(f"{seat} is no seat of this node any more")
+
+    def _server(self, tenant: Tenant) -> Server:
+        parked = self._records.held_by(tenant.seat, tenant.uid).known.processes
+        return tenant.server([Process(pid, started) for pid, started in parked])
 
     def _note(self, seat: str, what: str, seconds: float) -> None:
         self._records.put(seat, self._records.of(seat).known.took(what, seconds))

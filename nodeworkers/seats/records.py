@@ -29,9 +29,9 @@ class NoPortError(Exception):
 @dataclass(frozen=True, slots=True)
 class Known:
     """What is known of one pod's server. park, wake, drain, start: seconds that these took, a mean of the last ones,
-    None before the first; cards: bytes that it had on each GPU
-    when it was parked last; parkable: None while it was never parked, and with False
-    `why_not`; lost: its state is gone, and it has not served since.
+    None before the first; cards: bytes that it had on each GPU when it was parked last, and processes whose these were,
+    as pid and start; parkable: None while it was never parked, and with False `why_not`; lost: its state is gone, and
+    it has not served since.
     """
 
     park: float | None = None
@@ -39,6 +39,7 @@ class Known:
     drain: float | None = None
     start: float | None = None
     cards: Mapping[str, int] = field(default_factory=dict)
+    processes: tuple[tuple[int, int], ...] = ()
     parkable: bool | None = None
     why_not: str = ""
     lost: bool = False

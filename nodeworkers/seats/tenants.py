@@ -37,10 +37,9 @@ class Tenant:
     settings: PodSettings = field(default_factory=PodSettings)
     told: str = ""
 
-    @property
-    def server(self) -> Server:
-        """As backends take it."""
-        return Server(self.seat, self.cards, self.processes, self.endpoint, self.annotations)
+    def server(self, parked: Sequence[Process] = ()) -> Server:
+        """As backends take it; `parked`: the processes of it that were parked."""
+        return Server(self.seat, self.cards, self.processes, parked, self.endpoint, self.annotations)
 
     @property
     def endpoint(self) -> str:

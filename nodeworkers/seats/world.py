@@ -53,9 +53,12 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What a park or a wake moved: bytes, and seconds by stage."""
+    """What a park or a wake moved: bytes (0 where nobody counted them), and seconds by stage. `processes`: whose memory
+    that was, as pid and start.
+    """
 
     bytes: int = 0
+    processes: tuple[tuple[int, int], ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
 
 

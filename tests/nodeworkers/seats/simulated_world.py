@@ -121,7 +121,7 @@ class SimulatedWorld:
         self._meet("park", server, "Parked")
         server.state, server.serves = "Parked", False
         self._acted()
-        return Moved(1, {"checkpoint": 0.1})
+        return Moved(1, (), {"checkpoint": 0.1})
 
     async def wake(self, seat: str, epoch: int) -> Moved:
         self._act("wake", seat)
@@ -133,7 +133,7 @@ class SimulatedWorld:
         self._meet("wake", server, "Running")
         server.state, server.serves = "Running", True
         self._acted()
-        return Moved(1, {"restore": 0.1})
+        return Moved(1, (), {"restore": 0.1})
 
     async def lacks(self, group: str, seat: str) -> str:
         others = [each for each in self.on_gpu() if each != seat]

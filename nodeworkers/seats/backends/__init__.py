@@ -1,0 +1,1 @@
+"""The ways to park a seat's server, a file each."""

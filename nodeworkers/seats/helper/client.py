@@ -1,0 +1,130 @@
+"""Speaks to a group's helper, and begins one where there is none. For backends, and for whoever proves that memory is
+free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nodeworkers.seats.backend import Process, Reading
+from nodeworkers.seats.helper.driver import CardMemory
+from nodeworkers.seats.helper.frames import HEAD, FrameError, packed, parsed, size
+from nodeworkers.seats.helper.phases import Result
+from nodeworkers.seats.world import UnsettledError, UntouchedError
+
+_READ_SECONDS = 10.0  # for what changes nothing
+_STARTING = 30.0  # that a new helper gets: attaching to the driver takes seconds
+_log = logging.getLogger(__name__)
+
+
+class HelperError(UntouchedError):
+    """The helper cannot be asked, or does not do it. Nothing has changed. The text is a sentence."""
+
+
+class HelperClient:
+    """One group's. `driver`: as the helper takes it; `phase`: seconds after which a park or a wake that still goes on
+    is left to itself.
+    """
+
+    def __init__(self, socket: Path, driver: str, phase: float = 300.0) -> None:
+        self._socket, self._driver, self._phase = socket, driver, phase
+        self._starting = asyncio.Lock()
+
+    async def read(self, processes: Sequence[Process]) -> Reading:
+        """How a server's processes are. Raises HelperError."""
+        told = await self._ask("read", {"processes": _pairs(processes)}, _READ_SECONDS)
+        return Reading(told["held"], told=told["told"])
+
+    async def memory(self, cards: Sequence[str]) -> Mapping[str, CardMemory]:
+        """Of these cards. Raises HelperError."""
+        told = await self._ask("memory", {"cards": list(cards)}, _READ_SECONDS)
+        return {
+            card: CardMemory(each["free"], each["total"], {int(pid): held for pid, held in each["holders"].items()})
+            for card, each in told["cards"].items()
+        }
+
+    async def park(self, processes: Sequence[Process], epoch: int) -> Result:
+        """As `Phases.park`. Raises HelperError, and UnsettledError where it goes on and nobody waits any more."""
+        return await self._change("park", {"processes": _pairs(processes), "epoch": epoch})
+
+    async def wake(
+        self, processes: Sequence[Process], parked: Sequence[Process], epoch: int, devices: Mapping[str, str]
+    ) -> Result:
+        """As `Phases.wake`; raises as `park` does."""
+        asked = {"processes": _pairs(processes), "parked": _pairs(parked), "epoch": epoch, "devices": dict(devices)}
+        return await self._change("wake", asked)
+
+    async def _change(self, op: str, asked: Mapping[str, Any]) -> Result:
+        told = await self._ask(op, asked, self._phase)
+        processes = tuple(Process(pid, started) for pid, started in told["processes"])
+        return Result(told["outcome"], told["told"], processes, told["seconds"])
+
+    async def _ask(self, op: str, fields: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        reader, writer = await self._connected()
+        sent = False
+        try:
+            async with asyncio.timeout(seconds):
+                writer.write(packed({"op": op, **fields}))
+                sent = True
+                await writer.drain()
+                told = parsed(await reader.readexactly(size(await reader.readexactly(HEAD))))
+        except TimeoutError as error:
+            raise self._unknown(op, f"has not answered {op} for {seconds:.0f} s", sent) from error
+        except (OSError, asyncio.IncompleteReadError, FrameError) as error:
+            raise self._unknown(op, f"went away amid {op}: {error}", sent) from error
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+        if told.get("ok") is True:
+            return told
+        message = f"The helper on {self._socket} refuses to {op}: {told.get('message')}."
+        raise UnsettledError(message) if told.get("code") in ("busy", "broken") else HelperError(message)
+
+    def _unknown(self, op: str, told: str, sent: bool) -> Exception:
+        message = f"The helper on {self._socket} {told}."
+        return UnsettledError(message) if sent and op in ("park", "wake") else HelperError(message)
+
+    async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        with contextlib.suppress(OSError):
+            return await asyncio.open_unix_connection(self._socket)
+        async with self._starting:
+            with contextlib.suppress(OSError):
+                return await asyncio.open_unix_connection(self._socket)
+            _log.info("a helper is begun on %s", self._socket)
+            try:
+                await asyncio.to_thread(self._begin)
+            except OSError as error:
+                raise HelperError(f"No helper can be begun on {self._socket}: {error}.") from error
+            loop = asyncio.get_running_loop()
+            deadline = loop.time() + _STARTING
+            while loop.time() < deadline:
+                with contextlib.suppress(OSError):
+                    return await asyncio.open_unix_connection(self._socket)
+                await asyncio.sleep(0.02)
+        raise HelperError(f"The helper on {self._socket} was begun and does not answer; its log is {self._log_file}.")
+
+    @property
+    def _log_file(self) -> Path:
+        return self._socket.with_suffix(".log")
+
+    def _begin(self) -> None:
+        """As nobody's child: it outlives this process."""
+        self._socket.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "nodeworkers.seats.helper"]
+        with self._log_file.open("ab") as log:
+            subprocess.run(
+                ["setsid", "--fork", *command, "--socket", str(self._socket), "--driver", self._driver],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", check=False,
+            )  # fmt: skip
+
+
+def _pairs(processes: Sequence[Process]) -> list[tuple[int, int]]:
+    return [(process.pid, process.started) for process in processes]
