@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Protocol
 from zoneinfo import ZoneInfo
@@ -18,6 +18,7 @@ from zoneinfo import ZoneInfo
 from nodeworkers.seats.backend import Backend, Held, Process, Server
 from nodeworkers.seats.doors import Doors
 from nodeworkers.seats.gate import Gate
+from nodeworkers.seats.helper.driver import CardMemory
 from nodeworkers.seats.history import GroupHistory
 from nodeworkers.seats.proxy_words import News
 from nodeworkers.seats.records import SeatRecords
@@ -29,7 +30,7 @@ from planning.seats.group import Choice, GroupView, Phase, SeatView
 from planning.seats.host_memory import Level, NodeMemory, Parking, amount, refusal
 
 POLL = 0.25  # seconds between looks at what tells nothing of itself, such as a server that starts
-MARGIN = 64 * 2**20  # bytes that must be free on each GPU beyond what a seat had there
+MARGIN = 64 * 2**20  # bytes that must be free on a GPU beyond what a seat had there, for a small one a 32nd of that
 _PHASES: Mapping[str, Phase] = {
     "Starting": Phase.STARTING, "Active": Phase.ACTIVE, "Draining": Phase.DRAINING, "Parking": Phase.PARKING,
     "Restoring": Phase.WAKING, "VerifyServing": Phase.WAKING,
@@ -38,15 +39,6 @@ _STATES: Mapping[Held, State] = {
     "Running": "Running", "Locked": "Locked", "Parked": "Parked", "Changing": "Changing", "Failed": "Failed",
     "Gone": "Running",  # it has nothing on the GPUs yet, and may have in the next moment
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class CardMemory:
-    """A GPU's memory in bytes, by the driver's word; `holders`: bytes by pid of the processes that have some of it."""
-
-    free: int
-    total: int
-    holders: Mapping[int, int] = field(default_factory=dict)
 
 
 class Host(Protocol):
@@ -78,14 +70,14 @@ class _Group:
 
 
 class NodeWorld:
-    """One node's. `backend`: how a tenant is parked; `poke`: says that a group's workflow is to look."""
+    """One node's. `backend`: how a tenant is parked."""
 
     def __init__(
         self, tenants: Tenants, backend: Callable[[Tenant], Backend], doors: Doors, host: Host, slots: Slots,
-        records: SeatRecords, gate: Gate, poke: Callable[[str], None],
+        records: SeatRecords, gate: Gate,
     ) -> None:  # fmt: skip
         self._tenants, self._backend, self._doors, self._host = tenants, backend, doors, host
-        self._slots, self._records, self._gate, self._poke = slots, records, gate, poke
+        self._slots, self._records, self._gate = slots, records, gate
         self._groups: dict[str, _Group] = {}
         self._news: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         self._parking: dict[str, int] = {}  # bytes that parks under way will take, by seat
@@ -156,6 +148,13 @@ class NodeWorld:
         for seat, wait in choice.waits.items():
             known.history.told(seat, wait, now)
         return choice
+
+    async def show(self, group: str) -> None:
+        """Tells the proxy of the group's tenants as the last look and the last decision have them."""
+        known = self._groups[group]
+        tenants = [tenant for tenant in known.tenants.seats.values() if tenant is not None]
+        waits = known.last.waits if known.last is not None else {}
+        await self._doors.show(tenants, self._slots.epoch(group), waits)
 
     async def _view(self, known: _Group, now: float) -> GroupView:
         tenants = known.tenants
@@ -310,9 +309,8 @@ class NodeWorld:
             for pid, size in sorted(there.holders.items()):
                 if pid not in owners:
                     return f"process {pid}, which is of no seat of {group}, holds {amount(size)} of GPU {card}"
-            need = (
-                needs.get(card, 0) + MARGIN - sum(there.holders.get(pid, 0) for pid, of in owners.items() if of == seat)
-            )
+            had, own = needs.get(card, 0), sum(there.holders.get(pid, 0) for pid, of in owners.items() if of == seat)
+            need = max(0, had + min(MARGIN, had // 32) - own)
             if there.free < need:
                 return f"GPU {card} has {amount(there.free)} free, and {seat} needs {amount(need)} there"
         return ""

@@ -147,6 +147,9 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 256
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away is no news."""
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="simulated-model-server")
