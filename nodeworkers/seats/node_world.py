@@ -149,6 +149,17 @@ class NodeWorld:
             known.history.told(seat, wait, now)
         return choice
 
+    def strange(self, group: str) -> bool:
+        """Whether the last look fits the slot as it stands in the ledger: if not, its workflow puts it in order."""
+        known, slot = self._groups[group], self._slots.slot(group)
+        for seat, look in known.looks.items():
+            mine = slot.phase == "Active" and slot.seat == seat
+            if look.state == "Failed" or (look.state in ("Running", "Locked") and not mine):
+                return True
+            if mine and (look.state != "Running" or not look.serves):
+                return True
+        return slot.phase == "Active" and slot.seat not in known.looks
+
     async def show(self, group: str) -> None:
         """Tells the proxy of the group's tenants as the last look and the last decision have them."""
         known = self._groups[group]

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,6 +89,7 @@ class SimulatedNode:
         self.gate = Gate(self.slots, lambda group: None, 0.0)
         self.levels_told: tuple[Level, ...] = ()
         self.memory_told: NodeMemory | None = NodeMemory(2**34)
+        self.touched: Callable[[], None] = lambda: None
         self.world = self._world()
         self.session: aiohttp.ClientSession
 
@@ -99,7 +100,8 @@ class SimulatedNode:
         return NodeWorld(self, lambda tenant: backend, doors, self, self.slots, self.records, self.gate)
 
     def _heard(self, news: News) -> None:
-        self.world.heard(news)
+        if self.world.heard(news):
+            self.touched()
 
     # ---- Tenants
 
