@@ -19,9 +19,8 @@ from berth.node_seats import SeatNews
 from berth.process import ProcessOptions, connect_temporal
 from nodeworkers.seats.activities import Switches
 from nodeworkers.seats.attention import Attention
-from planning.caches.orders import node_queue
 from planning.seats.group import Policy
-from planning.seats.orders import group_id
+from planning.seats.orders import group_id, seat_queue
 from stack import Stack
 from tests.nodeworkers.seats.simulated_node import GROUP, PATIENCE, SimulatedNode, seat, simulated_node
 
@@ -52,7 +51,7 @@ async def switching(folder: Path, stack: Stack) -> AsyncIterator[Switching]:
         attention = Attention(GROUP, node.world, node.slots, news.poke)
         node.touched = attention.touch
         switches = Switches(node.slots, node.world, PATIENCE)
-        worker = Worker(temporal, task_queue=node_queue(NODE), activities=[switches.clear, switches.fill])
+        worker = Worker(temporal, task_queue=seat_queue(NODE), activities=[switches.clear, switches.fill])
         async with worker:
             tasks = [asyncio.create_task(each.run()) for each in (news, attention)]
             try:
