@@ -67,7 +67,9 @@ class SeatStatus(CRDModel):
     parked_bytes: Bytes | None = Field(default=None, description="Of its GPUs' memory, in its container's memory now.")
     park_millis: Millis | None = Field(default=None, description="What parking it takes, as measured of late.")
     wake_millis: Millis | None = Field(default=None, description="What waking it takes, as measured of late.")
-    expected_millis: Millis | None = Field(default=None, description="Until it serves, as whoever waits for it is told.")
+    expected_millis: Millis | None = Field(
+        default=None, description="Until it serves, as whoever waits for it is told."
+    )
 
 
 class Stage(CRDModel):
@@ -115,7 +117,9 @@ class GPUSeatGroupStatus(CRDModel):
     since: Time | None = Field(default=None, description="When the phase became what it is.")
     requests: Count | None = Field(default=None, description="Requests that wait, of all seats.")
     oldest_millis: Millis | None = Field(default=None, description="For how long the first of them has waited.")
-    refused: Count | None = Field(default=None, description="Requests refused with 503, since the node's process began.")
+    refused: Count | None = Field(
+        default=None, description="Requests refused with 503, since the node's process began."
+    )
     held: Count | None = Field(default=None, description="Seats that containers have.")
     parked: Count | None = Field(default=None, description="Seats that are parked.")
     parked_bytes: Bytes | None = None

@@ -1,4 +1,5 @@
-"""What people are told of a group's seats as Events: what is another thing since it was looked at last, a sentence each.
+"""What people are told of a group's seats as Events: what is another thing since it was looked at last, a sentence
+each.
 
 A busy group switches every few seconds: of what happens again and again the first is told at once, and the rest as one
 with a count. For the node's process, which writes them.
@@ -21,8 +22,8 @@ MOST_SERIES = 512  # of one group: its seats, with what can be said of each
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """An Event. `pod`: namespace, name and UID of the pod that it is about; None: it is about the group, and so about its
-    node.
+    """An Event. `pod`: namespace, name and UID of the pod that it is about; None: it is about the group, and so about
+    its node.
     """
 
     type: Literal["Normal", "Warning"]
@@ -39,7 +40,9 @@ def news(before: GroupPicture, now: GroupPicture) -> list[Told]:
     told += [event for id, seat in seats.items() for event in _of_seat(were.get(id), seat)]
     if now.last is not None and now.last != before.last:
         tried = {event.pod for event in told if event.reason == "TrialParkFailed"}
-        told += [event for event in _switched(now.group, now.last, seats) if event.pod is None or event.pod not in tried]
+        told += [
+            event for event in _switched(now.group, now.last, seats) if event.pod is None or event.pod not in tried
+        ]
     if now.phase == "Quarantined" and before.phase != "Quarantined":
         why = now.message or "nothing more is known"
         note = f"Group {now.group} is left alone, and nobody gets its slot: {why}"
@@ -72,7 +75,9 @@ def _of_seat(before: SeatPicture | None, now: SeatPicture) -> list[Told]:
 
 
 def _switched(group: str, last: SwitchPicture, seats: dict[str, SeatPicture]) -> list[Told]:
-    stages = [f"{name} {spoken(seconds)}" for name, seconds in last.seconds.items() if ":" not in name and seconds >= 0.05]
+    stages = [
+        f"{name} {spoken(seconds)}" for name, seconds in last.seconds.items() if ":" not in name and seconds >= 0.05
+    ]
     took = spoken(last.whole) + (f" ({', '.join(stages)})" if len(stages) > 1 else "")
     why = f": {last.reason}" if last.reason else ""
     old, new = seats.get(last.before), seats.get(last.after)

@@ -15,9 +15,9 @@ from planning.devices.report import cut
 from planning.seats.orders import GroupPhase
 from planning.times import timestamp
 
-
 Outcome = Literal["Switched", "Kept", "Failed", "Quarantined"]
-"""How a switch ended. Kept: whoever had the slot could not be parked; Failed: nobody has it; Quarantined: nobody may."""
+"""How a switch ended. Kept: whoever had the slot could not be parked; Failed: nobody has it; Quarantined: nobody may
+have it."""
 
 _FOUND = re.compile(r"G[0-9]+(-[0-9]+)*")  # as groups are called that a node finds by itself
 _LONGEST = 190  # of a node's name in front of its group's: 253 in all
@@ -27,10 +27,10 @@ _LONGEST = 190  # of a node's name in front of its group's: 253 in all
 class SeatPicture:
     """One seat. `pod`: namespace, name and container of who holds it, None where nobody does. `port`: where the node's
     proxy takes its requests, 0 nowhere; `requests`: how many wait there. `parked_bytes`: what of its GPUs' memory is in
-    the host's. `park`, `wake`: seconds that these take as measured of late, None where there was none; `expected`: until
-    it serves, as whoever waits is told. `parkable`: None while nobody tried. `message`: why it is as it is; `error`: why
-    it could not be parked, or lost its state. `since`: when its phase began, in seconds of the epoch, 0 unknown. `lost`:
-    its state is gone, and it has not served since. `uid`: of the pod.
+    the host's. `park`, `wake`: seconds that these take as measured of late, None where there was none; `expected`:
+    until it serves, as whoever waits is told. `parkable`: None while nobody tried. `message`: why it is as it is;
+    `error`: why it could not be parked, or lost its state. `since`: when its phase began, in seconds of the epoch, 0
+    unknown. `lost`: its state is gone, and it has not served since. `uid`: of the pod.
     """
 
     id: str
@@ -79,9 +79,9 @@ class CheckPicture:
 
 @dataclass(frozen=True, slots=True)
 class GroupPicture:
-    """A group. `since`: when its phase became what it is, and `healthy_since`: when it became well or ill, in seconds of
-    the epoch. `next`: for whom the slot is cleared. `oldest`: for how long the first request that waits has waited, in
-    seconds; `refused`: requests refused with 503. `proxy`: why the seat proxy does not answer, '' while it does.
+    """A group. `since`: when its phase became what it is, and `healthy_since`: when it became well or ill, in seconds
+    of the epoch. `next`: for whom the slot is cleared. `oldest`: for how long the first request that waits has waited,
+    in seconds; `refused`: requests refused with 503. `proxy`: why the seat proxy does not answer, '' while it does.
     """
 
     group: str

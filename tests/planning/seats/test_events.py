@@ -135,7 +135,8 @@ SEATS = st.builds(
     parkable=st.none() | st.booleans(),
 )  # fmt: skip
 GROUPS = st.builds(
-    GroupPicture, st.just("G01"), st.sampled_from(["Empty", "Active", "Quarantined"]), st.sampled_from(["", A, B]), TEXT,
+    GroupPicture, st.just("G01"), st.sampled_from(["Empty", "Active", "Quarantined"]),
+    st.sampled_from(["", A, B]), TEXT,
     st.floats(-1e9, 1e12), seats=st.lists(SEATS, max_size=4),
     last=st.none() | st.builds(
         SwitchPicture, st.floats(0, 1e9), st.sampled_from(["", A, B]), st.sampled_from(["", A, B]), TEXT,
