@@ -6,6 +6,7 @@ One line of the answer is read, whatever else comes, so that a server which talk
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import re
 
 _MOST_LINE, _MOST_LINES = 8 * 1024, 128  # bytes of a line, and lines: of answers that only announce another (1xx)
@@ -19,8 +20,8 @@ async def serves(address: str, path: str = "/health", timeout: float = 2.0) -> s
     any status below 500 will do, and so does one that speaks nothing but HTTP/2.
     """
     host, _, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not _is_address(host) or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
         return f"{address!r} is no address of a server: it is to be ip:port."
     if not path.startswith("/") or not path.isascii() or not path.isprintable() or " " in path:
         return f"{path!r} is no path that a server can be asked for."
@@ -38,6 +39,15 @@ async def serves(address: str, path: str = "/health", timeout: float = 2.0) -> s
     if status >= 500:
         return f"The server on {address} answers {path} with status {status}."
     return ""
+
+
+def _is_address(text: str) -> bool:
+    """Not a name: looking one up may take as long as it likes."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 async def _ask(host: str, port: int, address: str, path: str) -> int:
