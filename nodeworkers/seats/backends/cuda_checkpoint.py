@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from nodeworkers.seats.backend import Reading, Server
 from nodeworkers.seats.helper.client import HelperClient
 from nodeworkers.seats.helper.phases import Result
-from nodeworkers.seats.world import LostError, Moved, UntouchedError
+from nodeworkers.seats.world import LostError, Moved, UnsettledError, UntouchedError
 
 
 class CudaCheckpoint:
@@ -39,3 +39,5 @@ def _moved(result: Result) -> Moved:
             raise UntouchedError(result.told)
         case "lost":
             raise LostError(result.told)
+        case "unsettled":
+            raise UnsettledError(result.told)

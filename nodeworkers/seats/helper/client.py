@@ -21,6 +21,7 @@ from nodeworkers.seats.world import UnsettledError, UntouchedError
 
 _READ_SECONDS = 10.0  # for what changes nothing
 _STARTING = 30.0  # that a new helper gets: attaching to the driver takes seconds
+_CHANGES = ("park", "wake")
 _log = logging.getLogger(__name__)
 
 
@@ -86,11 +87,12 @@ class HelperClient:
         if told.get("ok") is True:
             return told
         message = f"The helper on {self._socket} refuses to {op}: {told.get('message')}."
-        raise UnsettledError(message) if told.get("code") in ("busy", "broken") else HelperError(message)
+        unsettled = op in _CHANGES and told.get("code") in ("busy", "broken")
+        raise UnsettledError(message) if unsettled else HelperError(message)
 
     def _unknown(self, op: str, told: str, sent: bool) -> Exception:
         message = f"The helper on {self._socket} {told}."
-        return UnsettledError(message) if sent and op in ("park", "wake") else HelperError(message)
+        return UnsettledError(message) if sent and op in _CHANGES else HelperError(message)
 
     async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         with contextlib.suppress(OSError):

@@ -6,7 +6,9 @@ there from driver 570 on (CUDA 12.8).
 
 from __future__ import annotations
 
+import ctypes
 import importlib
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -44,9 +46,10 @@ class CudaDriver:
 
     def state(self, pid: int) -> str | None:
         try:
-            # A process without a context has a state too, but no thread that could restore it.
-            self._call("cuCheckpointProcessGetRestoreThreadId", pid)
             state = int(self._call("cuCheckpointProcessGetState", pid))
+            if _STATES.get(state) == RUNNING:
+                # One that has no context runs as well, but has no thread that could restore it, and cannot be locked.
+                self._call("cuCheckpointProcessGetRestoreThreadId", pid)
         except DriverError as error:
             if error.code in _NONE:
                 return None
@@ -90,7 +93,8 @@ class CudaDriver:
 
     def _uuid(self, text: str) -> Any:
         made = self._cuda.CUuuid()
-        made.bytes = bytes.fromhex(text.removeprefix("GPU-").replace("-", ""))
+        # Its bytes can be read only; it is a struct of 16 of them.
+        ctypes.memmove(made.getPtr(), uuid.UUID(text.removeprefix("GPU-")).bytes, 16)
         return made
 
     def _call(self, name: str, *arguments: Any) -> Any:

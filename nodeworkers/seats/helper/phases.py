@@ -18,7 +18,7 @@ from nodeworkers.seats.backend import Held, Process
 from nodeworkers.seats.helper.driver import CHECKPOINTED, FAILED, LOCKED, RUNNING, Driver, DriverError
 from nodeworkers.seats.processes import there
 
-Outcome = Literal["done", "untouched", "lost"]
+Outcome = Literal["done", "untouched", "lost", "unsettled"]
 LOCK_SECONDS = 10.0  # that a process gets to end what it has submitted to its GPUs
 _HELD: Mapping[str, Held] = {RUNNING: "Running", LOCKED: "Locked", CHECKPOINTED: "Parked", FAILED: "Failed"}
 
@@ -72,6 +72,7 @@ class Phases:
         self._driver = driver
         self._seconds: dict[str, float] = {}
         self._processes: tuple[Process, ...] = ()
+        self._touched = False
 
     def park(self, processes: Sequence[Process]) -> Result:
         """All their memory leaves the GPUs, or none does."""
@@ -82,11 +83,14 @@ class Phases:
         return self._result(lambda: self._wake(processes, parked, devices))
 
     def _result(self, phase: Callable[[], None]) -> Result:
-        self._seconds, self._processes = {}, ()
+        self._seconds, self._processes, self._touched = {}, (), False
         try:
             phase()
         except _Ended as ended:
             return Result(ended.outcome, str(ended), self._processes, self._seconds)
+        except DriverError as error:  # it cannot even tell how they are
+            outcome: Outcome = "unsettled" if self._touched else "untouched"
+            return Result(outcome, f"the driver says {error.code}", self._processes, self._seconds)
         return Result("done", "", self._processes, self._seconds)
 
     def _park(self, processes: Sequence[Process]) -> None:
@@ -102,6 +106,7 @@ class Phases:
                 self._driver.checkpoint, [process for process in known if self._state(process) == LOCKED]
             )
         if not failed:
+            self._settled(known, CHECKPOINTED, "parking")
             return
         self._dead(known, "checkpointing")
         process, error = failed[0]
@@ -126,25 +131,42 @@ class Phases:
     def _wake(self, processes: Sequence[Process], must: Sequence[Process], devices: Mapping[str, str]) -> None:
         if gone := [process.pid for process in must if not there(process)]:
             raise _Ended("lost", f"process {gone[0]} ended while it was parked")
-        known = self._known(processes)
+        whole = self._map(devices)
+        known = self._known(sorted({*processes, *must}))
         if not known:
             raise _Ended("lost", "no process of it is there any more that had anything on a GPU")
+        if empty := [process.pid for process in must if process not in known]:
+            raise _Ended("lost", f"process {empty[0]} was parked, and the driver knows it no more")
         with self._stage("restore"):
             parked = [process for process, state in known.items() if state == CHECKPOINTED]
-            failed = self._all(lambda pid: self._driver.restore(pid, self._map(devices)), parked)
+            failed = self._all(lambda pid: self._driver.restore(pid, whole), parked)
         if failed:
             # It stays checkpointed for ever: drivers refuse every further restore (cuda-checkpoint#44).
             process, error = failed[0]
             raise _Ended("lost", f"process {process.pid} could not be restored: {error.code}")
         with self._stage("unlock"):
             self._unlock(known)
-        self._dead(known, "waking")
+        self._settled(known, RUNNING, "waking")
 
     def _map(self, devices: Mapping[str, str]) -> Mapping[str, str]:
-        """Every GPU that the driver shows, used or not, as it demands; none where all stay where they were."""
+        """Each GPU that the driver shows, used or not, to one of its own, as it demands; none where all stay."""
         if all(old == new for old, new in devices.items()):
             return {}
-        return {uuid: uuid for uuid in self._driver.devices()} | dict(devices)
+        shown = self._driver.devices()
+        if strange := {*devices, *devices.values()}.difference(shown):
+            raise _Ended("untouched", f"the driver shows no GPU {', '.join(sorted(strange))}")
+        if len({*devices.values()}) < len(devices):
+            raise _Ended("untouched", "two GPUs' memory would come to one")
+        left = [uuid for uuid in shown if uuid not in devices.values()]
+        whole = dict(devices)
+        for uuid in shown:  # who gave its place to another takes one that is left
+            if uuid not in whole and uuid in left:
+                whole[uuid] = uuid
+                left.remove(uuid)
+        for uuid in shown:
+            if uuid not in whole:
+                whole[uuid] = left.pop(0)
+        return whole
 
     def _undo(self, known: Mapping[Process, str], why: str) -> None:
         """Lets it go on where it was."""
@@ -157,6 +179,7 @@ class Phases:
         if failed:
             raise _Ended("lost", f"{why}, and what was taken of it could not be restored: {failed[0][1].code}")
         self._unlock(known)
+        self._settled(known, RUNNING, f"being let go ({why})")
 
     def _unlock(self, known: Mapping[Process, str]) -> None:
         failed = self._all(self._driver.unlock, [process for process in known if self._state(process) == LOCKED])
@@ -179,6 +202,16 @@ class Phases:
         if gone:
             raise _Ended("lost", f"process {gone[0]} died while {during}")
 
+    def _settled(self, known: Mapping[Process, str], state: str, during: str) -> None:
+        """What the driver tells of them now, and not what its calls returned, is how the phase ended."""
+        self._dead(known, during)
+        now = {process.pid: self._state(process) for process in known}
+        if FAILED in now.values():
+            raise _Ended("lost", f"the driver gave it up while {during}")
+        for pid, found in now.items():
+            if found != state:
+                raise _Ended("unsettled", f"process {pid} is {found or 'gone'} after {during}, not {state}")
+
     def _state(self, process: Process) -> str | None:
         return self._driver.state(process.pid) if there(process) else None
 
@@ -188,6 +221,7 @@ class Phases:
         def one(process: Process) -> tuple[Process, DriverError] | None:
             if not there(process):
                 return process, DriverError("it is gone")
+            self._touched = True
             try:
                 call(process.pid)
             except DriverError as error:

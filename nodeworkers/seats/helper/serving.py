@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -21,6 +21,7 @@ from nodeworkers.seats.helper.phases import Phases, Result, held, states
 
 MOST_TALKING = 32  # connections at once
 _SILENT = 30.0  # seconds after which a connection on which nothing comes is closed
+_ENDING = "ending"
 _log = logging.getLogger(__name__)
 
 
@@ -39,6 +40,9 @@ class _Busy:
     what: str
     since: float
     processes: frozenset[Process] = frozenset()
+    asked: object = None  # all that it was asked with, but for the epoch
+    over: threading.Event = field(default_factory=threading.Event)
+    results: list[Result] = field(default_factory=list)  # its one result, once it is over
 
     def __str__(self) -> str:
         return f"{self.what} for {time.monotonic() - self.since:.0f} s"
@@ -53,6 +57,7 @@ class Helper:
         self._phases = Phases(driver)
         self._turn = threading.Lock()
         self._busy: _Busy | None = None
+        self._untold: _Busy | None = None  # what ended last, as long as nobody has heard how
         self._talking = threading.BoundedSemaphore(MOST_TALKING)
         self._epochs = path.with_suffix(".epoch")
         self._epoch = _number(self._epochs)
@@ -74,7 +79,7 @@ class Helper:
         while True:
             with self._turn:
                 if self._busy is None:
-                    self._busy = _Busy("ending", time.monotonic())
+                    self._busy = _Busy(_ENDING, time.monotonic())
                     return
             time.sleep(0.05)
 
@@ -87,6 +92,8 @@ class Helper:
                     connection.settimeout(_SILENT)
                     stream.write(packed(answer))
                     stream.flush()
+                    if answer["ok"]:
+                        self._heard_of(asked)
         except FrameError as error:
             _log.warning("somebody who speaks to this helper was sent away: %s", error)
         except OSError:  # whoever asked is gone; what goes on goes on
@@ -143,22 +150,68 @@ class Helper:
         epoch = asked["epoch"]
         if not isinstance(epoch, int) or isinstance(epoch, bool):
             raise _Refused("bad", "an epoch is a whole number")
+        key = _key(asked)
         with self._turn:
             if epoch < self._epoch:
                 raise _Refused("stale", f"the epoch {epoch} ended when {self._epoch} began")
-            if self._busy is not None:
-                raise _Refused("busy", f"{self._busy} already")
+            if self._busy is not None and self._busy.what == _ENDING:
+                raise _Refused("ending", "it is ending, and another may be begun")
+            busy = self._busy
+            if busy is not None and busy.asked != key:
+                raise _Refused("busy", f"{busy} already")
             if epoch > self._epoch:
-                _write(self._epochs, epoch)
-                self._epoch = epoch
-            self._busy = _Busy(what, time.monotonic(), frozenset(processes))
+                self._note(epoch)
+            before = self._untold
+            if busy is None:
+                mine = self._busy = _Busy(what, time.monotonic(), frozenset(processes), key)
+                self._untold = None
+        if busy is not None:  # whoever asked for it before may have gone: who asks now gets its result
+            busy.over.wait()
+            if not busy.results:
+                raise _Refused("broken", "what was under way failed")
+            return _told(busy.results[0])
         try:
             result = phase()
+            if before is not None and before.asked == key:
+                result = _joined(before.results[0], result)
+            mine.results.append(result)
+        except Exception as error:  # nobody may take it for a refusal: calls may have been made
+            _log.exception("a mistake of the helper's, amid %s", what)
+            raise _Refused("broken", f"the helper failed amid {what}: {error!r:.200}") from error
         finally:
             with self._turn:
                 self._busy = None
-        told = asdict(result)
-        return told | {"processes": [(process.pid, process.started) for process in result.processes]}
+                self._untold = mine if mine.results else None
+            mine.over.set()
+        return _told(result)
+
+    def _heard_of(self, asked: Mapping[str, Any]) -> None:
+        with self._turn:
+            if self._untold is not None and self._untold.asked == _key(asked):
+                self._untold = None
+
+    def _note(self, epoch: int) -> None:
+        """Older ones are refused from now on, by the helper that comes after this one as well."""
+        try:
+            _write(self._epochs, epoch)
+        except OSError as error:
+            raise _Refused("unwritten", f"the epoch cannot be written down: {error}") from error
+        self._epoch = epoch
+
+
+def _key(asked: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {name: value for name, value in asked.items() if name != "epoch"}
+
+
+def _told(result: Result) -> dict[str, Any]:
+    return asdict(result) | {"processes": [(process.pid, process.started) for process in result.processes]}
+
+
+def _joined(before: Result, now: Result) -> Result:
+    """How a phase ended whose end nobody heard, and that was asked for again."""
+    if before.outcome == "lost":  # what can be read of the dead is less than was known then
+        return before
+    return replace(now, seconds=before.seconds) if before.outcome == now.outcome == "done" else now
 
 
 def _processes(told: Any) -> list[Process]:

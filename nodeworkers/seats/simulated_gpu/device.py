@@ -24,6 +24,7 @@ from nodeworkers.seats.simulated_gpu.machine import SimulatedMachine, SimulatedO
 RUNNING, LOCKED, CHECKPOINTED, FAILED = "RUNNING", "LOCKED", "CHECKPOINTED", "FAILED"
 CHECKPOINTING, RESTORING = "CHECKPOINTING", "RESTORING"  # as drivers of CUDA 13.4 and later show them
 _STEP = 0.02  # seconds between looks whether a fault was taken back
+_PIECE = 4 * 2**20  # bytes
 
 
 class SimulatedDriverError(Exception):
@@ -40,8 +41,7 @@ class SimulatedDevice:
         self._turn = threading.Condition()
         self._calls = 0
         self._on: dict[str, mmap.mmap] = {}  # memory on cards, by UUID
-        self._off: dict[str, bytearray] = {}  # what was taken off them
-        self._sums: dict[str, int] = {}
+        self._off: dict[str, mmap.mmap] = {}  # what was taken off them
         self._dead_end = False
         with self._machine.changing():  # nobody takes it for dead before it listens
             place = self._machine.folder / "use" / self.id
@@ -62,12 +62,12 @@ class SimulatedDevice:
             with self._machine.changing():
                 self._machine.room(uuid, size)
                 self._place(uuid, size)
+                self._tell("alloc", card=uuid, bytes=size)
             pattern = secrets.token_bytes(4096) * 256
             memory = self._on[uuid]
             for at in range(0, size, len(pattern)):
                 memory[at : at + len(pattern)] = pattern[: min(len(pattern), size - at)]
-            self._sums[uuid] = zlib.crc32(memory)
-            self._tell("alloc", card=uuid, bytes=size)
+            self._tell("filled", card=uuid, sum=_sum(memory))
 
     @contextlib.contextmanager
     def call(self) -> Iterator[None]:
@@ -177,14 +177,15 @@ class SimulatedDevice:
             raise SimulatedDriverError("CUDA_ERROR_OPERATING_SYSTEM")
         self._become(RESTORING)
         self._hang("restore-hangs")
+        fault = "restore-out-of-memory" in self._machine.faults(self.server)
         try:
-            if "restore-out-of-memory" in self._machine.faults(self.server):
+            if fault:
                 raise SimulatedOutOfMemoryError("by a fault")
             self._put_back("restore", devices)
         except SimulatedOutOfMemoryError as error:
             self._dead_end = True
             self._become(CHECKPOINTED)
-            self._tell("restore-failed", why=str(error))
+            self._tell("restore-failed", why=str(error), fault=fault)
             raise SimulatedDriverError("CUDA_ERROR_OUT_OF_MEMORY") from error
         self._become(LOCKED)
 
@@ -202,12 +203,14 @@ class SimulatedDevice:
 
     def _take_off(self, op: str) -> None:
         for uuid, memory in list(self._on.items()):
-            self._off[uuid] = bytearray(memory)
+            kept = mmap.mmap(-1, len(memory))
+            _copy(memory, kept)
+            self._off[uuid] = kept
             memory.close()
             del self._on[uuid]
             with self._machine.changing():
                 (self._machine.folder / "memory" / uuid / self.id).unlink()
-                self._tell(op, card=uuid, bytes=len(self._off[uuid]))
+                self._tell(op, card=uuid, bytes=len(kept))
 
     def _put_back(self, op: str, devices: Mapping[str, str]) -> None:
         with self._machine.changing():
@@ -217,17 +220,29 @@ class SimulatedDevice:
                 self._place(devices.get(uuid, uuid), len(kept))
                 self._tell(op, card=devices.get(uuid, uuid), bytes=len(kept))
         corrupts = "corrupts" in self._machine.faults(self.server)
-        sums = dict[str, int]()
         for uuid, kept in list(self._off.items()):
             now = devices.get(uuid, uuid)
-            self._on[now][:] = kept
+            _copy(kept, self._on[now])
             if corrupts:
                 self._on[now][0] ^= 0xFF
-            sums[now] = self._sums[uuid]
             del self._off[uuid]
-            if zlib.crc32(self._on[now]) != sums[now]:
-                self._tell("corrupted", card=now)
-        self._sums.update(sums)
+            kept.close()
+            self._tell("checked", card=now, sum=_sum(self._on[now]))
 
     def _tell(self, op: str, **facts: Any) -> None:
         self._machine.tell(op, self.server, self.id, **facts)
+
+
+def _copy(source: mmap.mmap, target: mmap.mmap) -> None:
+    """In pieces: the process's other threads, such as those that answer probes, go on between them."""
+    with memoryview(source) as taken, memoryview(target) as given:
+        for at in range(0, len(taken), _PIECE):
+            given[at : at + _PIECE] = taken[at : at + _PIECE]
+
+
+def _sum(memory: mmap.mmap) -> int:
+    found = 0
+    with memoryview(memory) as whole:
+        for at in range(0, len(whole), _PIECE):
+            found = zlib.crc32(whole[at : at + _PIECE], found)
+    return found

@@ -45,7 +45,7 @@ class SimulatedDriver:
 
     def restore(self, pid: int, devices: Mapping[str, str]) -> None:
         # As CUDA's driver: a map that leaves a GPU out is refused.
-        if devices and set(devices) != set(self.devices()):
+        if devices and not set(devices) == set(devices.values()) == set(self.devices()):
             raise DriverError("CUDA_ERROR_INVALID_VALUE")
         self._ask(pid, {"op": "restore", "devices": dict(devices)})
 
@@ -53,6 +53,8 @@ class SimulatedDriver:
         self._ask(pid, {"op": "unlock"})
 
     def memory(self, cards: Sequence[str]) -> Mapping[str, CardMemory]:
+        if strange := set(cards) - self._machine.cards().keys():
+            raise DriverError(f"that there is no GPU {', '.join(sorted(strange))}")
         with self._machine.changing():
             there, used = self._machine.cards(), {card: self._machine.used(card) for card in cards}
         if any(id not in self._pids for each in used.values() for id in each):
@@ -70,9 +72,10 @@ class SimulatedDriver:
     # ---- processes
 
     def _ask(self, pid: int, asked: Mapping[str, Any]) -> Mapping[str, Any]:
-        if pid not in self._pids.values():
+        if pid not in list(self._pids.values()):
             self._find()
-        id = next((each for each, its in self._pids.items() if its == pid), None)
+        # Several threads ask at once: each looks at a copy.
+        id = next((each for each, its in list(self._pids.items()) if its == pid), None)
         if id is None:
             raise DriverError("CUDA_ERROR_NOT_INITIALIZED")
         try:
@@ -95,14 +98,15 @@ class SimulatedDriver:
     def _find(self) -> None:
         """Which process is which: by who listens, for in a container it does not know its pid here."""
         places = {place.name: place for place in (self._machine.folder / "use").iterdir()}
-        self._pids = {id: pid for id, pid in self._pids.items() if id in places}
+        found = {id: pid for id, pid in list(self._pids.items()) if id in places}
         for id, place in places.items():
-            if id not in self._pids:
+            if id not in found:
                 try:
                     with connected(place) as connection:
-                        self._pids[id] = _peer(connection)
+                        found[id] = _peer(connection)
                 except OSError:
                     continue
+        self._pids = found
 
 
 def _peer(connection: socket.socket) -> int:

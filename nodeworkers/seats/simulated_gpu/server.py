@@ -32,16 +32,28 @@ class Model:
     def __init__(self, name: str, device: SimulatedDevice, ranks: Sequence[socket.socket]) -> None:
         self.name, self.asleep, self.answered = name, False, 0
         self._device, self._ranks = device, ranks
-        self._step = threading.Lock()
+        self._step, self._began = threading.Lock(), 0.0
 
     def token(self) -> None:
         """One step of all ranks. It waits while one of them is locked or parked, and for ever if one died."""
         with self._step:
+            self._began = time.monotonic()
             self._device.work()
             for rank in self._ranks:
-                rank.sendall(b".")
-                while not rank.recv(1):
+                try:
+                    rank.sendall(b".")
+                    alive = rank.recv(1)
+                except OSError:
+                    alive = b""
+                while not alive:
                     time.sleep(1)
+            self._began = 0.0
+
+    def watch(self, seconds: float) -> None:
+        """As engines' watchdogs do: ends the process once a step takes longer."""
+        while not self._began or time.monotonic() - self._began < seconds:
+            time.sleep(seconds / 10)
+        os._exit(1)
 
     def sleep(self) -> None:
         """As vLLM's sleep mode."""
@@ -160,6 +172,7 @@ def main() -> int:
     parser.add_argument("--name", default=os.environ.get("KYB_GPU_SEAT", "simulated"))
     parser.add_argument("--start", type=float, default=0.0, help="seconds that loading takes")
     parser.add_argument("--token", type=float, default=0.0, help="seconds that a token takes")
+    parser.add_argument("--watchdog", type=float, help="seconds after which a step that hangs ends the process")
     parser.add_argument("--ranks", action="store_true", help="a process for each card")
     parser.add_argument("--rank", type=int, default=0, help="(of one such process: the descriptor of its socket)")
     options = parser.parse_args()
@@ -182,6 +195,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     ranks = [_rank(options, card) for card in cards[1:]] if options.ranks else []
     model = Model(options.name, device, ranks)
+    if options.watchdog is not None:
+        threading.Thread(target=model.watch, args=(options.watchdog,), daemon=True).start()
     if not options.port:
         while True:
             model.token()
