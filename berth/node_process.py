@@ -84,7 +84,7 @@ async def serve(options: ProcessOptions, node: NodeOptions, *, traced: bool) -> 
         async with await KubeClient.connect(options.kubeconfig, options.context, user_agent="berth-node") as kube:
             devices = DeviceService(node.name, node.kubelet_root, node.root, ledger, kube, node.devices, hardware)
             link = Link()
-            seats = Seats(node, ledger, devices, link) if node.seats is not None else None
+            seats = Seats(node, ledger, kube, devices, link) if node.seats is not None else None
             # Before all else: a kubelet that starts beside this process fails pods that were given devices until it has
             # them, and waits for mounts.
             handing_out = asyncio.create_task(_hand_out(devices, seats), name="devices")
@@ -150,12 +150,12 @@ class Link:
 class Seats:
     """What a node does for its seats, and its word with their groups' workflows."""
 
-    def __init__(self, node: NodeOptions, ledger: Ledger, devices: DeviceService, link: Link) -> None:
+    def __init__(self, node: NodeOptions, ledger: Ledger, kube: KubeClient, devices: DeviceService, link: Link) -> None:
         if node.seats is None:
             raise ValueError("seats are not switched on this node")
         self._news = SeatNews(node.name, lambda: link.client, lambda: self.service.groups)
         self.service = SeatService(
-            node.root, ledger, devices.core, devices.holdings, node.seats, self._news.poke,
+            node.name, node.root, ledger, kube, devices.core, devices.holdings, node.seats, self._news.poke,
             lambda: link.away or self._news.trouble,
         )  # fmt: skip
         devices.may_start = self.service.may_start

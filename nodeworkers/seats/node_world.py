@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Protocol
 from zoneinfo import ZoneInfo
 
+from nodeworkers.seats import metrics
 from nodeworkers.seats.backend import Backend, Held, Process, Server
 from nodeworkers.seats.doors import Doors
 from nodeworkers.seats.gate import Gate
@@ -22,12 +23,14 @@ from nodeworkers.seats.helper.driver import CardMemory
 from nodeworkers.seats.history import GroupHistory
 from nodeworkers.seats.proxy_words import News
 from nodeworkers.seats.records import SeatRecords
+from nodeworkers.seats.reporting import GroupFacts
 from nodeworkers.seats.slots import Slot, Slots
 from nodeworkers.seats.tenants import GroupTenants, Tenant, Tenants
 from nodeworkers.seats.world import LostError, Moved, SeatLook, State, UntouchedError, Wanted
 from planning.seats.choosing import choose
 from planning.seats.group import Choice, GroupView, Phase, SeatView
 from planning.seats.host_memory import Level, NodeMemory, Parking, amount, refusal
+from planning.seats.status import SwitchPicture
 
 POLL = 0.25  # seconds between looks at what tells nothing of itself, such as a server that starts
 MARGIN = 64 * 2**20  # bytes that must be free on a GPU beyond what a seat had there, for a small one a 32nd of that
@@ -148,6 +151,26 @@ class NodeWorld:
         for seat, wait in choice.waits.items():
             known.history.told(seat, wait, now)
         return choice
+
+    def facts(self, group: str, last: SwitchPicture | None, *, simulated: bool) -> GroupFacts | None:
+        """What is known of the group, for people; None where it was not looked at yet. `last`: its last switch."""
+        known = self._groups.get(group)
+        if known is None:
+            return None
+        tenants = known.tenants.seats
+        there = {seat: tenant for seat, tenant in tenants.items() if tenant is not None}
+        return GroupFacts(
+            slot=self._slots.slot(group),
+            seats=tenants,
+            phases={seat: phase for seat, (phase, _) in known.since.items()},
+            looks=known.looks,
+            records={seat: self._records.held_by(seat, tenant.uid) for seat, tenant in there.items()},
+            backends={seat: self._backend(tenant).name for seat, tenant in there.items()},
+            traffic={seat: traffic for seat in tenants if (traffic := known.history.traffic(seat)) is not None},
+            waits=known.last.waits if known.last is not None else {},
+            last=last,
+            simulated=simulated,
+        )
 
     def strange(self, group: str) -> bool:
         """Whether the last look fits the slot as it stands in the ledger: if not, its workflow puts it in order."""
@@ -281,15 +304,18 @@ class NodeWorld:
             raise
         finally:
             self._parking.pop(seat, None)
-        self._note(seat, "park", time.monotonic() - began)
+        took = time.monotonic() - began
+        self._note(seat, "park", took)
         kept = {card: size for card, size in held.items() if size} or self._records.of(seat).known.cards
         record = self._records.of(seat).known
         processes = moved.processes or record.processes
         self._records.put(seat, replace(record, cards=kept, processes=processes, parkable=True, why_not=""))
+        moved = replace(moved, bytes=moved.bytes or sum(held.values()))
+        metrics.parked(known.tenants.group, self._backend(tenant).name, moved, took)
         return moved
 
     async def wake(self, seat: str, epoch: int) -> Moved:
-        _, tenant = self._tenant(seat)
+        known, tenant = self._tenant(seat)
         if tenant is None:
             raise LostError(f"nobody holds {seat} any more")
         began = time.monotonic()
@@ -298,7 +324,10 @@ class NodeWorld:
         except LostError as why:
             self._records.put(seat, replace(self._records.of(seat).known, lost=True, why_not=str(why)))
             raise
-        self._note(seat, "wake", time.monotonic() - began)
+        took = time.monotonic() - began
+        self._note(seat, "wake", took)
+        moved = replace(moved, bytes=moved.bytes or self._records.of(seat).known.bytes)
+        metrics.woken(known.tenants.group, self._backend(tenant).name, moved, took)
         return moved
 
     async def lacks(self, group: str, seat: str) -> str:

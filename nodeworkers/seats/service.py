@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kube.client import KubeClient
+from kube.events import EventRecorder
 from nodeworkers.devices.core import Core
 from nodeworkers.devices.holdings import Holdings
 from nodeworkers.ledger import Ledger
@@ -30,6 +32,7 @@ from nodeworkers.seats.proxy import ProxyControl
 from nodeworkers.seats.proxy_process import ProxyProcess
 from nodeworkers.seats.proxy_words import News, ProxyError
 from nodeworkers.seats.records import SeatRecords
+from nodeworkers.seats.reporting import GroupFacts, SeatReporting, SwitchLog
 from nodeworkers.seats.routes import Routes
 from nodeworkers.seats.simulated_gpu.machine import SimulatedCard, SimulatedMachine
 from nodeworkers.seats.slots import Slots
@@ -59,8 +62,8 @@ class SeatService:
     """
 
     def __init__(
-        self, folder: Path, ledger: Ledger, core: Core, holdings: Holdings, options: SeatOptions,
-        poke: Callable[[str], None], away: Callable[[], str],
+        self, node: str, folder: Path, ledger: Ledger, kube: KubeClient, core: Core, holdings: Holdings,
+        options: SeatOptions, poke: Callable[[str], None], away: Callable[[], str],
     ) -> None:  # fmt: skip
         self._folder, self._core, self._holdings, self._options = folder / "seats", core, holdings, options
         self._poke, self._away = poke, away
@@ -80,7 +83,10 @@ class SeatService:
             self._tenants, self._backend, self._doors, NodeHost(self._helper, self._tenants.cgroup_of), self.slots,
             self._records, self.gate,
         )  # fmt: skip
-        self.switches = Switches(self.slots, self._world)
+        self._log = SwitchLog()
+        self.switches = Switches(self.slots, self._world, log=self._log)
+        self._events = EventRecorder(kube, "berth-node", node)
+        self._reporting = SeatReporting(kube, node, self._events, self._facts, self._control)
         self._attention: dict[str, tuple[Attention, asyncio.Task[None]]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -92,7 +98,8 @@ class SeatService:
     @property
     def note(self) -> str:
         """What people should know who look at the process; '' if nothing."""
-        return "; ".join(filter(None, (self._proxy.trouble, self._following.trouble, self._tenants.trouble)))
+        reported = self._reporting.trouble and f"its GPUSeatGroups cannot be written: {self._reporting.trouble}"
+        return "; ".join(filter(None, (self._proxy.trouble, self._following.trouble, self._tenants.trouble, reported)))
 
     def may_start(self, devices: Sequence[Device]) -> None:
         """Before a container starts with these devices; called in a thread. Raises Refused."""
@@ -106,7 +113,8 @@ class SeatService:
         for seat in self.slots.active():
             self._doors.was_open(seat)
         async with asyncio.TaskGroup() as tasks:
-            for work in (self._proxy.run, self._routes.run, self._following.run, self._hear_containers):
+            works = (self._proxy.run, self._routes.run, self._following.run, self._hear_containers)
+            for work in (*works, self._reporting.run, self._events.run):
                 tasks.create_task(work())
             await self._attend(tasks)
 
@@ -123,6 +131,13 @@ class SeatService:
                 await self._holdings.look()
             await self._forget()
             await asyncio.sleep(LOOK)
+
+    def _facts(self) -> list[GroupFacts] | None:
+        if not self._core.state.cards:
+            return None  # nobody has looked yet
+        simulated = self._options.simulated
+        found = [self._world.facts(group, self._log.last(group), simulated=simulated) for group in self.groups]
+        return None if None in found else [each for each in found if each is not None]
 
     async def _forget(self) -> None:
         """Seats that the node has no longer, and doors of those that nobody holds."""
