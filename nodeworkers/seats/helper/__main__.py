@@ -55,8 +55,13 @@ def main() -> int:
         path.unlink(missing_ok=True)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             before = os.umask(0o177)
-            listener.bind(str(path))
-            os.umask(before)
+            try:
+                listener.bind(str(path))
+            except OSError as error:  # such as a path that is too long for a socket
+                print(f"Nobody can be served on {path}: {error}", file=sys.stderr)
+                return 1
+            finally:
+                os.umask(before)
             listener.listen(32)
             helper = Helper(driver, path)
             told = threading.Event()

@@ -6,10 +6,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import logging
+import os
+import select
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,7 @@ from nodeworkers.seats.helper.phases import Result
 from nodeworkers.seats.world import UnsettledError, UntouchedError
 
 _READ_SECONDS = 10.0  # for what changes nothing
+_ENDING = 2.0  # that a helper takes at most from when it is killed until nobody can connect to it
 _STARTING = 30.0  # that a new helper gets: attaching to the driver takes seconds
 _CHANGES = ("park", "wake")
 _log = logging.getLogger(__name__)
@@ -27,6 +32,19 @@ _log = logging.getLogger(__name__)
 
 class HelperError(UntouchedError):
     """The helper cannot be asked, or does not do it. Nothing has changed. The text is a sentence."""
+
+
+class _WentAwayError(HelperError):
+    """It ended, or closed the connection, before it answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Who a helper is, which driver it has, and UUIDs of all GPUs that this shows."""
+
+    pid: int
+    version: str
+    devices: Sequence[str]
 
 
 class HelperClient:
@@ -37,6 +55,11 @@ class HelperClient:
     def __init__(self, socket: Path, driver: str, phase: float = 300.0) -> None:
         self._socket, self._driver, self._phase = socket, driver, phase
         self._starting = asyncio.Lock()
+
+    async def hello(self) -> Hello:
+        """Begins it where there is none. Raises HelperError."""
+        told = await self._ask("hello", {}, _READ_SECONDS)
+        return Hello(told["pid"], told["version"], told["devices"])
 
     async def read(self, processes: Sequence[Process]) -> Reading:
         """How a server's processes are. Raises HelperError."""
@@ -68,6 +91,17 @@ class HelperClient:
         return Result(told["outcome"], told["told"], processes, told["seconds"])
 
     async def _ask(self, op: str, fields: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _ENDING
+        while True:
+            try:
+                return await self._ask_once(op, fields, seconds)
+            except _WentAwayError:  # what only reads is asked again, of the next one
+                if loop.time() > deadline:
+                    raise
+                await asyncio.sleep(0.02)
+
+    async def _ask_once(self, op: str, fields: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         reader, writer = await self._connected()
         sent = False
         try:
@@ -77,9 +111,11 @@ class HelperClient:
                 await writer.drain()
                 told = parsed(await reader.readexactly(size(await reader.readexactly(HEAD))))
         except TimeoutError as error:
-            raise self._unknown(op, f"has not answered {op} for {seconds:.0f} s", sent) from error
+            message = f"The helper on {self._socket} has not answered {op} for {seconds:.0f} s."
+            raise (UnsettledError if sent and op in _CHANGES else HelperError)(message) from error
         except (OSError, asyncio.IncompleteReadError, FrameError) as error:
-            raise self._unknown(op, f"went away amid {op}: {error}", sent) from error
+            message = f"The helper on {self._socket} went away amid {op}: {error}."
+            raise (UnsettledError if sent and op in _CHANGES else _WentAwayError)(message) from error
         finally:
             writer.close()
             with contextlib.suppress(OSError):
@@ -90,10 +126,6 @@ class HelperClient:
         unsettled = op in _CHANGES and told.get("code") in ("busy", "broken")
         raise UnsettledError(message) if unsettled else HelperError(message)
 
-    def _unknown(self, op: str, told: str, sent: bool) -> Exception:
-        message = f"The helper on {self._socket} {told}."
-        return UnsettledError(message) if sent and op in _CHANGES else HelperError(message)
-
     async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         with contextlib.suppress(OSError):
             return await asyncio.open_unix_connection(self._socket)
@@ -102,30 +134,59 @@ class HelperClient:
                 return await asyncio.open_unix_connection(self._socket)
             _log.info("a helper is begun on %s", self._socket)
             try:
-                await asyncio.to_thread(self._begin)
+                ended = await asyncio.to_thread(self._begin)
             except OSError as error:
                 raise HelperError(f"No helper can be begun on {self._socket}: {error}.") from error
-            loop = asyncio.get_running_loop()
-            deadline = loop.time() + _STARTING
-            while loop.time() < deadline:
-                with contextlib.suppress(OSError):
-                    return await asyncio.open_unix_connection(self._socket)
-                await asyncio.sleep(0.02)
-        raise HelperError(f"The helper on {self._socket} was begun and does not answer; its log is {self._log_file}.")
+            try:
+                return await self._begun(ended)
+            finally:
+                os.close(ended)
+
+    async def _begun(self, ended: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _STARTING
+        while loop.time() < deadline:
+            with contextlib.suppress(OSError):
+                return await asyncio.open_unix_connection(self._socket)
+            if select.select([ended], [], [], 0)[0] and not self._another():
+                break
+            await asyncio.sleep(0.02)
+        raise HelperError(f"The helper on {self._socket} was begun and does not answer: {self._last_words()}.")
+
+    def _another(self) -> bool:
+        """Whether some helper has the lock, and may answer yet."""
+        with self._socket.with_suffix(".lock").open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
+    def _last_words(self) -> str:
+        said = self._log_file.read_text(errors="replace").rstrip()[-500:].rpartition("\n")[2]
+        return f"{said.rstrip('.')} ({self._log_file})"
 
     @property
     def _log_file(self) -> Path:
         return self._socket.with_suffix(".log")
 
-    def _begin(self) -> None:
-        """As nobody's child: it outlives this process."""
+    def _begin(self) -> int:
+        """As nobody's child: it outlives this process. A descriptor that comes to its end when the helper does."""
         self._socket.parent.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "nodeworkers.seats.helper"]
-        with self._log_file.open("ab") as log:
-            subprocess.run(
-                ["setsid", "--fork", *command, "--socket", str(self._socket), "--driver", self._driver],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", check=False,
-            )  # fmt: skip
+        ended, lives = os.pipe()
+        try:
+            with self._log_file.open("ab") as log:
+                subprocess.run(
+                    ["setsid", "--fork", *command, "--socket", str(self._socket.absolute()), "--driver", self._driver],
+                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", check=False, pass_fds=[lives],
+                )  # fmt: skip
+        except OSError:
+            os.close(ended)
+            raise
+        finally:
+            os.close(lives)
+        return ended
 
 
 def _pairs(processes: Sequence[Process]) -> list[tuple[int, int]]:

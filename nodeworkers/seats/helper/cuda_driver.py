@@ -30,7 +30,10 @@ class CudaDriver:
             raise DriverError(f"{error.name} is missing: pip install 'berth[cuda]'") from error
         if not hasattr(self._cuda, "cuCheckpointProcessLock"):
             raise DriverError("cuda-bindings is older than 12.8, which has no checkpoints: pip install 'berth[cuda]'")
-        self._call("cuInit", 0)
+        try:
+            self._call("cuInit", 0)
+        except RuntimeError as error:  # there is no libcuda
+            raise DriverError(str(error).partition("\n")[0]) from error
         try:
             self._nvml.nvmlInit()
         except self._nvml.NVMLError as error:

@@ -197,8 +197,8 @@ class Phases:
         return known
 
     def _dead(self, known: Mapping[Process, str], during: str) -> None:
-        """One that died takes the others with it: they would wait for it."""
-        gone = [process.pid for process in known if not there(process)]
+        """One that died takes the others with it: they would wait for it. The driver forgets it before it is gone."""
+        gone = [process.pid for process in known if self._state(process) is None]
         if gone:
             raise _Ended("lost", f"process {gone[0]} died while {during}")
 
@@ -210,7 +210,7 @@ class Phases:
             raise _Ended("lost", f"the driver gave it up while {during}")
         for pid, found in now.items():
             if found != state:
-                raise _Ended("unsettled", f"process {pid} is {found or 'gone'} after {during}, not {state}")
+                raise _Ended("unsettled", f"process {pid} is {found} after {during}, not {state}")
 
     def _state(self, process: Process) -> str | None:
         return self._driver.state(process.pid) if there(process) else None

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from nodeworkers.seats.helper.frames import MOST, FrameError, packed, read
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3),
+    max_leaves=5,
 )
 
 
-@given(st.lists(st.dictionaries(st.text(), VALUES), max_size=3))
+@given(st.lists(st.dictionaries(st.text(max_size=5), VALUES, max_size=3), max_size=3))
 def test_what_was_packed_is_read(told: list[dict[str, object]]) -> None:
     stream = io.BytesIO(b"".join(packed(each) for each in told))
     assert [read(stream) for _ in told] == told
