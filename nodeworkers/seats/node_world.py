@@ -116,6 +116,9 @@ class NodeWorld:
             return SeatLook("Waiting", told=tenant.told or known.why_not if known.lost else tenant.told)
         reading = await self._backend(tenant).read(self._server(tenant))
         state = _STATES[reading.held]
+        if reading.held == "Gone" and known.processes and not self._slots.has(tenant.seat):
+            # What was parked is gone with its processes, and its container runs on without them.
+            return SeatLook("Failed", told="The processes that were parked have ended.")
         if state != "Running":
             return SeatLook(state, told=reading.told)
         silent = await self._host.serves(tenant)
