@@ -106,6 +106,7 @@ class NodeTenants:
             annotations=pod.annotations,
             settings=pod_settings(pod.annotations),
             told=told,
+            ended=found.ended.at if found.ended is not None else 0.0,
         )
 
     async def _look(self, seat: str, holder: Holder) -> Found:

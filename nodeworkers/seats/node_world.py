@@ -113,7 +113,7 @@ class NodeWorld:
             return SeatLook("Absent")
         known = self._records.held_by(tenant.seat, tenant.uid).known
         if not tenant.running:
-            return SeatLook("Waiting", told=tenant.told or known.why_not if known.lost else tenant.told)
+            return SeatLook("Waiting", told=tenant.told or (known.why_not if known.lost else ""), ended=tenant.ended)
         reading = await self._backend(tenant).read(self._server(tenant))
         state = _STATES[reading.held]
         if reading.held == "Gone" and known.processes and not self._slots.has(tenant.seat):
@@ -208,6 +208,9 @@ class NodeWorld:
             known.since[seat] = (phase, since)
             if tenant is None:
                 seats.append(SeatView(seat, Phase.ABSENT))
+                continue
+            if not tenant.uid and phase is Phase.LOST:
+                seats.append(SeatView(seat, Phase.ABSENT))  # its pod is not known yet, nor whether it has a port
                 continue
             record = self._records.held_by(seat, tenant.uid).known
             view = known.history.view(seat, phase, since, asked, tenant.settings, record, now)

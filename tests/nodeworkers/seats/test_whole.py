@@ -55,8 +55,9 @@ pytestmark = [
 def server(name: str, folder: Path) -> dict[str, Any]:
     """A pod with a seat, whose server is the simulated one, in the host's own files."""
     command = [
-        "chroot", "/host", "env", f"PYTHONPATH={ROOT}", "PYTHONDONTWRITEBYTECODE=1", sys.executable, "-m",
-        "nodeworkers.seats.simulated_gpu.server", "--folder", str(folder), "--bytes", str(SIZE), "--port", str(PORT),
+        "/bin/busybox", "chroot", "/host", "env", f"PYTHONPATH={ROOT}", "PYTHONDONTWRITEBYTECODE=1",
+        sys.executable, "-m", "nodeworkers.seats.simulated_gpu.server", "--folder", str(folder), "--bytes", str(SIZE),
+        "--port", str(PORT),
         "--name", name,
     ]  # fmt: skip
     limits = {SEAT: "1", "memory": "256Mi"}
