@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable
@@ -183,6 +185,29 @@ async def test_a_pid_that_is_used_again_in_the_same_container_while_it_is_read_i
     monkeypatch.setattr(cgroups, "_path", reads)
     found = await look(runtime, node)
     assert found.running is not None and found.running.processes == (Process(11, 100),)
+
+
+@pytest.mark.parametrize("number", [errno.ENODEV, errno.ENOENT, errno.EOPNOTSUPP, errno.EIO], ids=errno.errorcode.get)
+async def test_a_group_below_that_is_going_or_lists_nothing_is_passed_over(
+    runtime: SimulatedCri, sandbox: Sandbox, node: Node, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    runtime.boxes.append(Box(FIRST, sandbox, pid=11))
+    runs(node, FIRST, 11)
+    below = node.group(node.path(FIRST) + "/threads", 12) / "cgroup.procs"
+    read = cgroups._read
+
+    def reads(path: Path) -> str:
+        if path == below:
+            raise OSError(number, os.strerror(number))
+        return read(path)
+
+    monkeypatch.setattr(cgroups, "_read", reads)
+    if number == errno.EIO:
+        with pytest.raises(ContainersError, match="Input/output error"):
+            await look(runtime, node)
+    else:
+        found = await look(runtime, node)
+        assert found.running is not None and found.running.processes == (Process(11, 100),)
 
 
 @pytest.mark.parametrize("removed", [False, True])
