@@ -125,7 +125,8 @@ def _listed(folder: Path) -> Iterator[int]:
             try:
                 listed = _read(Path(place) / "cgroup.procs").split()
             except OSError as error:
-                if error.errno in (errno.ENOENT, errno.ENODEV):  # it is being removed right now
+                # It is being removed right now, or is a threaded one, whose processes are listed above it.
+                if error.errno in (errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP):
                     continue
                 raise
             for text in listed:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import shutil
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -15,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodeworkers.rpc import cri_pb2 as cri
+from nodeworkers.seats import cgroups
 from nodeworkers.seats import containers as module
 from nodeworkers.seats.backend import Process
 from nodeworkers.seats.containers import Containers, ContainersError, Ended, Found
@@ -102,8 +106,8 @@ async def test_the_last_that_ended_is_told_beside_the_one_that_runs(
     runtime: SimulatedCri, sandbox: Sandbox, node: Node
 ) -> None:
     runtime.boxes += [
-        Box("c" * 64, sandbox, state=cri.CONTAINER_EXITED, created=1, exit_code=1, reason="Error"),
         Box(FIRST, sandbox, state=cri.CONTAINER_EXITED, created=2, attempt=1, exit_code=137, reason="OOMKilled"),
+        Box("c" * 64, sandbox, state=cri.CONTAINER_EXITED, created=1, exit_code=1, reason="Error"),
         Box(SECOND, sandbox, pid=11, created=3, attempt=2),
         Box("d" * 64, sandbox, pid=99, created=4, name="sidecar"),
     ]
@@ -119,7 +123,11 @@ async def test_a_pod_made_anew_under_its_name_is_another(runtime: SimulatedCri, 
     old = Sandbox("01" * 32, uid="old", state=cri.SANDBOX_NOTREADY, created=1)
     new = Sandbox("02" * 32, uid="new", created=2, ip="10.1.2.4")
     runtime.sandboxes += [new, old, Sandbox("03" * 32, name="else")]
-    runtime.boxes += [Box(FIRST, old, state=cri.CONTAINER_EXITED, exit_code=3), Box(SECOND, new, pid=11)]
+    runtime.boxes += [
+        Box(FIRST, old, state=cri.CONTAINER_EXITED, exit_code=3),
+        Box(SECOND, new, pid=11),
+        Box("e" * 64, new, pid=12, created=9, name="sidecar"),
+    ]
     runs(node, SECOND, 11)
     by_name, by_old, by_new = [await look(runtime, node, uid) for uid in ("", "old", "new")]
     assert by_name == by_new
@@ -162,6 +170,46 @@ async def test_a_listed_process_whose_pid_is_anothers_by_now_is_left_out(
     assert found.running is not None and [each.pid for each in found.running.processes] == [11, 15]
 
 
+async def test_a_pid_that_is_used_again_in_the_same_container_while_it_is_read_is_left_out(
+    runtime: SimulatedCri, sandbox: Sandbox, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime.boxes.append(Box(FIRST, sandbox, pid=11))
+    runs(node, FIRST, 11, 12)
+    read = cgroups._path
+
+    def reads(pid: int, proc: Path) -> tuple[str, bool]:
+        if pid == 12:
+            node.process(12, node.path(FIRST), started=200)
+        return read(pid, proc)
+
+    monkeypatch.setattr(cgroups, "_path", reads)
+    found = await look(runtime, node)
+    assert found.running is not None and found.running.processes == (Process(11, 100),)
+
+
+@pytest.mark.parametrize("number", [errno.ENODEV, errno.ENOENT, errno.EOPNOTSUPP, errno.EIO], ids=errno.errorcode.get)
+async def test_a_group_below_that_is_going_or_lists_nothing_is_passed_over(
+    runtime: SimulatedCri, sandbox: Sandbox, node: Node, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    runtime.boxes.append(Box(FIRST, sandbox, pid=11))
+    runs(node, FIRST, 11)
+    below = node.group(node.path(FIRST) + "/threads", 12) / "cgroup.procs"
+    read = cgroups._read
+
+    def reads(path: Path) -> str:
+        if path == below:
+            raise OSError(number, os.strerror(number))
+        return read(path)
+
+    monkeypatch.setattr(cgroups, "_read", reads)
+    if number == errno.EIO:
+        with pytest.raises(ContainersError, match="Input/output error"):
+            await look(runtime, node)
+    else:
+        found = await look(runtime, node)
+        assert found.running is not None and found.running.processes == (Process(11, 100),)
+
+
 @pytest.mark.parametrize("removed", [False, True])
 async def test_a_container_that_exits_between_two_calls_is_looked_at_again(
     runtime: SimulatedCri, sandbox: Sandbox, node: Node, removed: bool
@@ -199,7 +247,11 @@ async def test_a_process_that_ends_before_it_is_read_is_looked_at_again(
 async def test_a_pod_that_goes_while_it_is_looked_at_is_none(
     runtime: SimulatedCri, sandbox: Sandbox, node: Node
 ) -> None:
-    runtime.hook = lambda method, request: method == "PodSandboxStatus" and runtime.sandboxes.clear()
+    def goes(method: str, request: Message) -> None:
+        if method == "PodSandboxStatus":
+            runtime.sandboxes.clear()
+
+    runtime.hook = goes
     assert await look(runtime, node) == Found()
 
 
@@ -265,8 +317,10 @@ async def test_a_look_has_a_deadline_of_its_own(
 ) -> None:
     monkeypatch.setattr(module, "_SECONDS", 0.2)
     runtime.hook = lambda asked, request: asyncio.sleep(60)
+    began = time.monotonic()
     with pytest.raises(ContainersError, match="did not say within 0 s"):
         await look(runtime, node)
+    assert time.monotonic() - began < 3
 
 
 async def test_a_runtime_that_is_away_is_told_and_found_again(

@@ -65,7 +65,9 @@ async def test_what_happened_before_one_waits_is_not_missed(runtime: SimulatedCr
         news = await settled(runtime, made)
         runtime.happen("a" * 64)
         await until(lambda: made.news > news, "heard")
+        began = time.monotonic()
         assert await made.changed(news, LONG) == news + 1
+        assert time.monotonic() - began < LONG / 2
         assert await made.changed(news + 1, 0.05) == news + 1
 
 

@@ -106,7 +106,7 @@ async def test_one_that_ended_before_is_no_trouble(start: Start) -> None:
 
 async def test_what_a_signal_does_not_end_is_told(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     process = start(STUBBORN)
-    monkeypatch.setattr(stopping.signal, "pidfd_send_signal", lambda handle, number: None)
+    monkeypatch.setattr(signal, "pidfd_send_signal", lambda handle, number: None)
     assert await stop([known(process)], grace=0.05, killed=0.05) == (known(process),)
 
 
@@ -115,7 +115,7 @@ async def test_a_signal_that_is_not_allowed_is_told(start: Start, monkeypatch: p
         raise PermissionError(1, "Operation not permitted")
 
     process = start(STUBBORN)
-    monkeypatch.setattr(stopping.signal, "pidfd_send_signal", refuses)
+    monkeypatch.setattr(signal, "pidfd_send_signal", refuses)
     with pytest.raises(StoppingError, match=f"The process {process.pid} may not be ended by berth"):
         await stop([known(process)], grace=0)
 
