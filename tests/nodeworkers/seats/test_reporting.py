@@ -4,8 +4,10 @@ left of a group that goes. The API server and the node are pretended.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +16,9 @@ import pytest
 from kube.client import KubeClient
 from kube.events import EventRecorder
 from kube.resources import EVENTS, GPUSEATGROUPS, NODES
+from nodeworkers import own_object
 from nodeworkers.seats import metrics, reporting
+from nodeworkers.seats.proxy import ProxyControl
 from nodeworkers.seats.proxy_words import HoldTimes, ProxyAway, SeatMetrics, State, Traffic
 from nodeworkers.seats.records import Known, SeatRecord
 from nodeworkers.seats.reporting import GAP, REFRESH, GroupFacts, SeatReporting, SwitchLog, picture
@@ -87,7 +91,9 @@ class Rig:
         if facts is not None:
             self.facts = (facts,)
         self.now += passed
-        await self.reporting.look(self.now)
+        await self.reporting.ask()
+        self.reporting.look(self.now)
+        await self.reporting.tidy()
         for own, _ in self.reporting._objects.values():
             await own.write()
 
@@ -130,6 +136,11 @@ def test_what_is_known_of_a_group_is_all_told() -> None:
     assert (qwen.requests, qwen.parked_bytes, qwen.expected, qwen.uid) == (3, 40 << 30, 12.5, "uid-qwen-0")
     assert (nobody.phase, nobody.pod, nobody.error) == ("Absent", None, ""), "nothing of who had it before"
     assert found.proxy == "away" and not found.preflight[0].ok and found.simulated
+
+
+def test_nothing_is_told_of_a_pod_that_was_measured_of_another() -> None:
+    found = picture(replace(FACTS, seats={C: tenant(C, "new-0")}, phases={C: "Waiting"})).seats[0]
+    assert (found.phase, found.port, found.error, found.lost) == ("Waiting", 23_002, "", False)
 
 
 def test_a_seat_without_a_port_leads_nowhere() -> None:
@@ -246,17 +257,24 @@ async def test_the_proxy_that_is_away_is_told_and_counts_go_on(rig: Rig) -> None
     rig.proxy.counts = {A: SeatMetrics({"refused_queue": 4}, HoldTimes((), (), 0.0))}
     await rig.step()
     rig.proxy.counts = {A: SeatMetrics({"refused_queue": 6}, HoldTimes((), (), 0.0))}
-    await rig.step(passed=reporting.PROXY_PAUSE)
+    await rig.step(passed=GAP)
     assert rig.reporting.pictures()[0].refused == 2
     rig.proxy.counts = None
-    await rig.step(passed=reporting.PROXY_PAUSE)
+    await rig.step(passed=GAP)
     (condition,) = rig.shown()["status"]["conditions"]
     assert (condition["reason"], condition["status"]) == ("ProxyAway", "False") and rig.shown()["status"][
         "refused"
     ] == 2
     rig.proxy.counts = {}
-    await rig.step(passed=reporting.PROXY_PAUSE)
+    await rig.step(passed=GAP)
     assert rig.shown()["status"]["conditions"][0]["status"] == "True"
+
+
+async def test_the_real_control_of_the_proxy_is_asked(rig: Rig, tmp_path: Path) -> None:
+    proxy: reporting.Proxy = ProxyControl(tmp_path / "nobody")
+    alone = SeatReporting(rig.kube, "n1", rig.events, lambda: None, proxy)
+    await alone.ask()
+    assert "does not answer" in alone._silent and alone.pictures() == []
 
 
 @pytest.fixture
@@ -302,3 +320,23 @@ def test_a_look_at_a_group_that_stays_as_it_is_is_no_switch(log: SwitchLog) -> N
     log.filled("G01", B, Filled("Active", B, "", None, {}), 2.0)
     log.cleared(ACTIVE, Cleared("Empty", gone=True), 3.0)
     assert log.last("G01") is None
+
+
+async def test_it_goes_on_by_itself_until_it_is_cancelled(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    for pause in ("PAUSE", "PROXY_PAUSE"):
+        monkeypatch.setattr(reporting, pause, 0.01)
+    monkeypatch.setattr(own_object, "PAUSE", 0.01)
+    hangs = asyncio.Event()
+    monkeypatch.setattr(rig.proxy, "metrics", hangs.wait)
+    running = asyncio.create_task(rig.reporting.run())
+    async with asyncio.timeout(20):
+        while rig.names != {"n1.g01"} or "status" not in rig.shown():
+            await asyncio.sleep(0.01)
+        rig.facts = ()
+        while rig.names:
+            await asyncio.sleep(0.01)
+    assert not hangs.is_set(), "a proxy that hangs keeps nothing else from being told"
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("GPUSeatGroup")]
