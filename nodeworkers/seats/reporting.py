@@ -44,6 +44,10 @@ PROXY_PAUSE = 5.0  # seconds between questions to the proxy
 GAP = 3.0  # seconds between two writes of a group that does nothing but switch
 REFRESH = 30.0  # seconds after which numbers that change all the time are written anew
 _MOST_PAUSE = 60.0  # until leftovers are looked for again, while the API server is away
+_IN_SLOT = {
+    "Starting": "Starting", "Active": "Active", "Draining": "Draining", "Parking": "Parking", "Restoring": "Waking",
+    "VerifyServing": "Waking",
+}  # fmt: skip
 _UNDER_WAY = frozenset({"Starting", "Draining", "Parking", "VerifyFree", "Restoring", "VerifyServing"})
 _log = logging.getLogger(__name__)
 
@@ -107,7 +111,7 @@ def _seat(facts: GroupFacts, id: str) -> SeatPicture:
     known = record.known if record is not None and record.holder == tenant.uid else None
     return SeatPicture(
         id=id,
-        phase=facts.phases.get(id, "Absent"),
+        phase=_phase(facts, id, look),
         pod=(tenant.namespace, tenant.pod, tenant.container),
         port=record.port if record is not None and tenant.settings.port else 0,
         requests=traffic.held if traffic is not None else 0,
@@ -122,6 +126,15 @@ def _seat(facts: GroupFacts, id: str) -> SeatPicture:
         lost=known.lost if known is not None else False,
         uid=tenant.uid,
     )
+
+
+def _phase(facts: GroupFacts, id: str, look: SeatLook) -> str:
+    """Planning looks between switches only; while one goes on, the slot and the hardware tell more."""
+    slot = facts.slot
+    if slot.seat == id and slot.phase in _IN_SLOT and look.state in ("Running", "Locked", "Changing", "Waiting"):
+        return _IN_SLOT[slot.phase]
+    known = facts.phases.get(id, "Absent")
+    return "Parked" if look.state == "Parked" and known in _IN_SLOT.values() else known
 
 
 class SwitchLog:

@@ -25,6 +25,7 @@ from nodeworkers.seats.reporting import GAP, REFRESH, GroupFacts, SeatReporting,
 from nodeworkers.seats.slots import Slot
 from nodeworkers.seats.tenants import Tenant
 from nodeworkers.seats.world import SeatLook
+from nodeworkers.seats.world import State as HardwareState
 from planning.seats.orders import Cleared, Filled, GroupPhase
 from planning.seats.pod_settings import PodSettings
 from planning.seats.status import CheckPicture, SwitchPicture, document, object_name
@@ -143,6 +144,26 @@ def test_nothing_is_told_of_a_pod_that_was_measured_of_another() -> None:
     assert (found.phase, found.port, found.error, found.lost) == ("Waiting", 23_002, "", False)
 
 
+@pytest.mark.parametrize(
+    ("phase", "seat", "looks", "expected"),
+    [
+        ("Draining", A, ("Running", "Parked"), ("Draining", "Parked")),
+        ("Parking", A, ("Changing", "Parked"), ("Parking", "Parked")),
+        ("VerifyFree", "", ("Parked", "Parked"), ("Parked", "Parked")),
+        ("Restoring", B, ("Parked", "Changing"), ("Parked", "Waking")),
+        ("VerifyServing", B, ("Parked", "Running"), ("Parked", "Waking")),
+        ("Starting", B, ("Parked", "Waiting"), ("Parked", "Starting")),
+        ("Active", B, ("Parked", "Running"), ("Parked", "Active")),
+        ("Quarantined", "", ("Parked", "Failed"), ("Parked", "Parked")),
+    ],
+)
+def test_seats_are_shown_as_a_switch_goes_on_before_planning_looks_again(
+    phase: GroupPhase, seat: str, looks: tuple[HardwareState, HardwareState], expected: tuple[str, str]
+) -> None:
+    moving = replace(slot(phase, seat), looks={A: SeatLook(looks[0]), B: SeatLook(looks[1])})
+    assert tuple(each.phase for each in picture(moving).seats[:2]) == expected
+
+
 def test_a_seat_without_a_port_leads_nowhere() -> None:
     batch = replace(FACTS, seats={A: tenant(A, "llama-0", port=0)})
     assert picture(batch).seats[0].port == 0
@@ -167,9 +188,10 @@ async def test_a_switch_is_two_writes_however_many_phases_it_has(rig: Rig, pause
     before = rig.writes
     for phase in ("Draining", "Parking", "VerifyFree", "Restoring", "VerifyServing"):
         moving = slot(phase, B if phase in ("Restoring", "VerifyServing") else A, reason=f"now {phase}")
-        phases = {A: "Parked" if phase == "Restoring" else "Draining", B: "Waking", C: "Absent"}
-        await rig.step(replace(moving, phases=phases), pause)
-    after = replace(slot("Active", B, switches=8), phases={A: "Parked", B: "Active", C: "Absent"})
+        looks = {A: SeatLook("Changing" if phase == "Parking" else "Parked"), B: SeatLook("Changing")}
+        await rig.step(replace(moving, looks=looks), pause)
+    looks = {A: SeatLook("Parked"), B: SeatLook("Running", True)}
+    after = replace(slot("Active", B, switches=8), phases={A: "Parked", B: "Active", C: "Absent"}, looks=looks)
     await rig.step(after, pause)
     await rig.step(passed=GAP)
     await rig.step(passed=GAP)
@@ -235,7 +257,9 @@ async def test_what_a_process_before_left_is_removed_once_the_groups_are_known(r
 async def test_events_are_about_pods_and_the_node(rig: Rig) -> None:
     await rig.step()
     last = SwitchPicture(rig.now, A, B, "it waited longest", {"wake": 2.0})
-    after = replace(slot("Active", B, switches=8), phases={A: "Parked", B: "Active", C: "Absent"}, last=last)
+    looks = {A: SeatLook("Parked"), B: SeatLook("Running", True)}
+    phases = {A: "Parked", B: "Active", C: "Absent"}
+    after = replace(slot("Active", B, switches=8), phases=phases, looks=looks, last=last)
     await rig.step(after)
     expected = [("Node", "n1", "SeatSwitched"), ("Pod", "qwen-0", "SeatActive"), ("Pod", "llama-0", "SeatParked")]
     assert sorted(await rig.told()) == sorted(expected)
