@@ -82,7 +82,8 @@ def _seats(seats: Sequence[Raw], now: float) -> Table:
         parked, wake = _number(each, "parkedBytes"), _number(each, "wakeMillis")
         table.add_row(
             escape(_text(each, "id")),
-            f"[{_STYLES.get(phase, '')}]{escape(phase)}[/]" + (f" [dim]{spoken(now - since)}[/]" if since else ""),
+            f"[{_STYLES.get(phase, 'default')}]{escape(phase)}[/]"
+            + (f" [dim]{spoken(now - since)}[/]" if since else ""),
             escape(f"{_text(holder, 'namespace')}/{_text(holder, 'pod')}") if holder else "",
             (str(waiting) if waiting else "")
             + (f" [dim]~{spoken(expected / 1000)}[/]" if waiting and expected else ""),

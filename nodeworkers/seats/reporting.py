@@ -44,6 +44,10 @@ PROXY_PAUSE = 5.0  # seconds between questions to the proxy
 GAP = 3.0  # seconds between two writes of a group that does nothing but switch
 REFRESH = 30.0  # seconds after which numbers that change all the time are written anew
 _MOST_PAUSE = 60.0  # until leftovers are looked for again, while the API server is away
+_IN_SLOT = {
+    "Starting": "Starting", "Active": "Active", "Draining": "Draining", "Parking": "Parking", "Restoring": "Waking",
+    "VerifyServing": "Waking",
+}  # fmt: skip
 _UNDER_WAY = frozenset({"Starting", "Draining", "Parking", "VerifyFree", "Restoring", "VerifyServing"})
 _log = logging.getLogger(__name__)
 
@@ -107,7 +111,7 @@ def _seat(facts: GroupFacts, id: str) -> SeatPicture:
     known = record.known if record is not None and record.holder == tenant.uid else None
     return SeatPicture(
         id=id,
-        phase=facts.phases.get(id, "Absent"),
+        phase=_phase(facts, id, look),
         pod=(tenant.namespace, tenant.pod, tenant.container),
         port=record.port if record is not None and tenant.settings.port else 0,
         requests=traffic.held if traffic is not None else 0,
@@ -122,6 +126,15 @@ def _seat(facts: GroupFacts, id: str) -> SeatPicture:
         lost=known.lost if known is not None else False,
         uid=tenant.uid,
     )
+
+
+def _phase(facts: GroupFacts, id: str, look: SeatLook) -> str:
+    """Planning looks between switches only; while one goes on, the slot and the hardware tell more."""
+    slot = facts.slot
+    if slot.seat == id and slot.phase in _IN_SLOT and look.state in ("Running", "Locked", "Changing", "Waiting"):
+        return _IN_SLOT[slot.phase]
+    known = facts.phases.get(id, "Absent")
+    return "Parked" if look.state == "Parked" and known in _IN_SLOT.values() else known
 
 
 class SwitchLog:
@@ -244,10 +257,8 @@ class SeatReporting:
         self._requests = metrics.Requests()
         self._shown: dict[str, _Shown] = {}
         self._objects: dict[str, tuple[OwnObject, asyncio.Task[None]]] = {}
+        self._known = False  # which groups there are
         self._gone: set[str] | None = None  # names of objects to be deleted; None: those left from before are not known
-        self._again = 0.0
-        self._pause = PAUSE
-        self._asked = 0.0
         self._silent = ""
 
     @property
@@ -260,28 +271,43 @@ class SeatReporting:
         return [shown.now for shown in self._shown.values()]
 
     async def run(self) -> None:
-        """Until cancelled. Raises what `facts` raises."""
+        """Until cancelled. Raises an ExceptionGroup with what `facts` raises."""
         metrics.observe(self.pictures)
         try:
-            while True:
-                await self.look(time.time())
-                await asyncio.sleep(PAUSE)
+            async with asyncio.TaskGroup() as parts:
+                parts.create_task(self._look_on())
+                parts.create_task(self._ask_on())
+                parts.create_task(self._tidy_on())
         finally:
             tasks = [task for _, task in self._objects.values()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self._objects.clear()
+            self._shown.clear()
 
-    async def look(self, now: float) -> None:
+    async def _look_on(self) -> None:
+        while True:
+            self.look(time.time())
+            await asyncio.sleep(PAUSE)
+
+    async def _ask_on(self) -> None:
+        while True:
+            await self.ask()
+            await asyncio.sleep(PROXY_PAUSE)
+
+    async def _tidy_on(self) -> None:
+        pause = PAUSE
+        while True:
+            pause = PAUSE if await self.tidy() else min(2 * pause, _MOST_PAUSE)
+            await asyncio.sleep(pause)
+
+    def look(self, now: float) -> None:
         """Tells what is another thing at `now`, in seconds of the epoch."""
         known = self._facts()
         if known is None:
             return
         groups = {each.slot.group: each for each in known}
-        if now - self._asked >= PROXY_PAUSE:
-            self._asked = now
-            await self._ask({seat: group for group, each in groups.items() for seat in each.seats})
         metrics.begin(groups.keys() - self._shown.keys())
         for group, facts in groups.items():
             latest = picture(facts, refused=self._requests.refused.get(group, 0), proxy=self._silent)
@@ -293,16 +319,42 @@ class SeatReporting:
             for told in shown.update(latest, now):
                 self._tell(told)
         for group in self._shown.keys() - groups.keys():
-            await self._drop(group)
-        await self._delete_gone(now)
+            self._drop(group)
+        self._known = True
 
-    async def _ask(self, group_of: Mapping[str, str]) -> None:
+    async def ask(self) -> None:
+        """Reads the proxy's counters."""
+        group_of = {seat.id: group for group, shown in self._shown.items() for seat in shown.now.seats}
         try:
             self._requests.heard(await self._proxy.metrics(), group_of)
             self._silent = ""
         except ProxyError as error:
             self._requests.heard(None, group_of)
             self._silent = str(error)
+
+    async def tidy(self) -> bool:
+        """Deletes objects of groups that the node has no more, those left by the process before it as well. False where
+        that could not be done.
+        """
+        if not self._known:
+            return True
+        try:
+            if self._gone is None:
+                found, _ = await self._kube.list(GPUSEATGROUPS, field_selector=f"spec.nodeName={self._node}")
+                mine = {object_name(self._node, group) for group in self._shown}
+                self._gone = {str(each["metadata"]["name"]) for each in found} - mine
+            for name in sorted(self._gone):
+                if name not in self._gone:
+                    continue  # it came back meanwhile
+                try:
+                    await self._kube.delete(GPUSEATGROUPS, name)
+                except NotFound:
+                    _log.debug("GPUSeatGroup %s is gone already", name)
+                self._gone.discard(name)
+        except KubeError as error:
+            _log.warning("GPUSeatGroups of groups that this node has no more cannot be removed: %s", error)
+            return False
+        return True
 
     def _write(self, group: str) -> None:
         shown = self._shown[group]
@@ -314,35 +366,12 @@ class SeatReporting:
         if self._gone is not None:
             self._gone.discard(object_name(self._node, group))
 
-    async def _drop(self, group: str) -> None:
+    def _drop(self, group: str) -> None:
         del self._shown[group]
         _, task = self._objects.pop(group)
         task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
         if self._gone is not None:
             self._gone.add(object_name(self._node, group))
-
-    async def _delete_gone(self, now: float) -> None:
-        """Objects of groups that the node has no more, those left by the process before it as well."""
-        if self._gone == set() or now < self._again:
-            return
-        try:
-            if self._gone is None:
-                chosen = f"spec.nodeName={self._node}"
-                found, _ = await self._kube.list(GPUSEATGROUPS, field_selector=chosen)
-                mine = {object_name(self._node, group) for group in self._shown}
-                self._gone = {str(each["metadata"]["name"]) for each in found} - mine
-            for name in sorted(self._gone):
-                try:
-                    await self._kube.delete(GPUSEATGROUPS, name)
-                except NotFound:
-                    _log.debug("GPUSeatGroup %s is gone already", name)
-                self._gone.discard(name)
-            self._pause = PAUSE
-        except KubeError as error:
-            _log.warning("GPUSeatGroups of groups that this node has no more cannot be removed: %s", error)
-            self._pause = min(2 * self._pause, _MOST_PAUSE)
-            self._again = now + self._pause
 
     def _tell(self, told: Told) -> None:
         about = ObjectRef("v1", "Node", self._node, uid=self._node)

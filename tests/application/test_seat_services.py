@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kube.client import KubeClient
-from kube.errors import AccessDenied, KubeError
+from kube.errors import AccessDenied, Forbidden, KubeError
 from kube.events import EventRecorder
 from kube.resources import ENDPOINTSLICES, EVENTS, GPUSEATGROUPS, NODES, PODS, SERVICES, ObjectRef
 from planning.seats.endpoints import MANAGER, PORT_ANNOTATION, SERVICE_ANNOTATION
@@ -203,7 +203,7 @@ async def test_a_node_writes_events_in_its_own_name_only(tenant: Tenant, tmp_pat
     (shown,) = (await tenant.kube.list(EVENTS, tenant.namespace))[0]
     assert (shown["reportingController"], shown["reportingInstance"]) == ("berth-node", mine)
     async with process_of(tenant, other, tmp_path) as kube:
-        with pytest.raises(AccessDenied):
+        with pytest.raises(Forbidden):
             await kube.merge_patch(EVENTS, shown["metadata"]["name"], tenant.namespace, {"series": None})
 
 

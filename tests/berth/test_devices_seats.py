@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
@@ -94,6 +94,7 @@ JSON = st.recursive(
 )
 
 
+@example([{"status": {"seats": [{}, {"phase": "Odd [/]"}], "phase": "[/]", "message": "[/x]"}}])
 @given(st.lists(st.dictionaries(st.sampled_from(["status", "spec"]), JSON), max_size=3))
 def test_anything_in_a_status_is_shown_somehow(groups: list[dict[str, Any]]) -> None:
     lines(80, show_slots, groups)

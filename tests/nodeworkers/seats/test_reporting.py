@@ -4,8 +4,10 @@ left of a group that goes. The API server and the node are pretended.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,13 +16,16 @@ import pytest
 from kube.client import KubeClient
 from kube.events import EventRecorder
 from kube.resources import EVENTS, GPUSEATGROUPS, NODES
+from nodeworkers import own_object
 from nodeworkers.seats import metrics, reporting
+from nodeworkers.seats.proxy import ProxyControl
 from nodeworkers.seats.proxy_words import HoldTimes, ProxyAway, SeatMetrics, State, Traffic
 from nodeworkers.seats.records import Known, SeatRecord
 from nodeworkers.seats.reporting import GAP, REFRESH, GroupFacts, SeatReporting, SwitchLog, picture
 from nodeworkers.seats.slots import Slot
 from nodeworkers.seats.tenants import Tenant
 from nodeworkers.seats.world import SeatLook
+from nodeworkers.seats.world import State as HardwareState
 from planning.seats.orders import Cleared, Filled, GroupPhase
 from planning.seats.pod_settings import PodSettings
 from planning.seats.status import CheckPicture, SwitchPicture, document, object_name
@@ -87,7 +92,9 @@ class Rig:
         if facts is not None:
             self.facts = (facts,)
         self.now += passed
-        await self.reporting.look(self.now)
+        await self.reporting.ask()
+        self.reporting.look(self.now)
+        await self.reporting.tidy()
         for own, _ in self.reporting._objects.values():
             await own.write()
 
@@ -132,6 +139,31 @@ def test_what_is_known_of_a_group_is_all_told() -> None:
     assert found.proxy == "away" and not found.preflight[0].ok and found.simulated
 
 
+def test_nothing_is_told_of_a_pod_that_was_measured_of_another() -> None:
+    found = picture(replace(FACTS, seats={C: tenant(C, "new-0")}, phases={C: "Waiting"})).seats[0]
+    assert (found.phase, found.port, found.error, found.lost) == ("Waiting", 23_002, "", False)
+
+
+@pytest.mark.parametrize(
+    ("phase", "seat", "looks", "expected"),
+    [
+        ("Draining", A, ("Running", "Parked"), ("Draining", "Parked")),
+        ("Parking", A, ("Changing", "Parked"), ("Parking", "Parked")),
+        ("VerifyFree", "", ("Parked", "Parked"), ("Parked", "Parked")),
+        ("Restoring", B, ("Parked", "Changing"), ("Parked", "Waking")),
+        ("VerifyServing", B, ("Parked", "Running"), ("Parked", "Waking")),
+        ("Starting", B, ("Parked", "Waiting"), ("Parked", "Starting")),
+        ("Active", B, ("Parked", "Running"), ("Parked", "Active")),
+        ("Quarantined", "", ("Parked", "Failed"), ("Parked", "Parked")),
+    ],
+)
+def test_seats_are_shown_as_a_switch_goes_on_before_planning_looks_again(
+    phase: GroupPhase, seat: str, looks: tuple[HardwareState, HardwareState], expected: tuple[str, str]
+) -> None:
+    moving = replace(slot(phase, seat), looks={A: SeatLook(looks[0]), B: SeatLook(looks[1])})
+    assert tuple(each.phase for each in picture(moving).seats[:2]) == expected
+
+
 def test_a_seat_without_a_port_leads_nowhere() -> None:
     batch = replace(FACTS, seats={A: tenant(A, "llama-0", port=0)})
     assert picture(batch).seats[0].port == 0
@@ -156,9 +188,10 @@ async def test_a_switch_is_two_writes_however_many_phases_it_has(rig: Rig, pause
     before = rig.writes
     for phase in ("Draining", "Parking", "VerifyFree", "Restoring", "VerifyServing"):
         moving = slot(phase, B if phase in ("Restoring", "VerifyServing") else A, reason=f"now {phase}")
-        phases = {A: "Parked" if phase == "Restoring" else "Draining", B: "Waking", C: "Absent"}
-        await rig.step(replace(moving, phases=phases), pause)
-    after = replace(slot("Active", B, switches=8), phases={A: "Parked", B: "Active", C: "Absent"})
+        looks = {A: SeatLook("Changing" if phase == "Parking" else "Parked"), B: SeatLook("Changing")}
+        await rig.step(replace(moving, looks=looks), pause)
+    looks = {A: SeatLook("Parked"), B: SeatLook("Running", True)}
+    after = replace(slot("Active", B, switches=8), phases={A: "Parked", B: "Active", C: "Absent"}, looks=looks)
     await rig.step(after, pause)
     await rig.step(passed=GAP)
     await rig.step(passed=GAP)
@@ -224,7 +257,9 @@ async def test_what_a_process_before_left_is_removed_once_the_groups_are_known(r
 async def test_events_are_about_pods_and_the_node(rig: Rig) -> None:
     await rig.step()
     last = SwitchPicture(rig.now, A, B, "it waited longest", {"wake": 2.0})
-    after = replace(slot("Active", B, switches=8), phases={A: "Parked", B: "Active", C: "Absent"}, last=last)
+    looks = {A: SeatLook("Parked"), B: SeatLook("Running", True)}
+    phases = {A: "Parked", B: "Active", C: "Absent"}
+    after = replace(slot("Active", B, switches=8), phases=phases, looks=looks, last=last)
     await rig.step(after)
     expected = [("Node", "n1", "SeatSwitched"), ("Pod", "qwen-0", "SeatActive"), ("Pod", "llama-0", "SeatParked")]
     assert sorted(await rig.told()) == sorted(expected)
@@ -246,17 +281,24 @@ async def test_the_proxy_that_is_away_is_told_and_counts_go_on(rig: Rig) -> None
     rig.proxy.counts = {A: SeatMetrics({"refused_queue": 4}, HoldTimes((), (), 0.0))}
     await rig.step()
     rig.proxy.counts = {A: SeatMetrics({"refused_queue": 6}, HoldTimes((), (), 0.0))}
-    await rig.step(passed=reporting.PROXY_PAUSE)
+    await rig.step(passed=GAP)
     assert rig.reporting.pictures()[0].refused == 2
     rig.proxy.counts = None
-    await rig.step(passed=reporting.PROXY_PAUSE)
+    await rig.step(passed=GAP)
     (condition,) = rig.shown()["status"]["conditions"]
     assert (condition["reason"], condition["status"]) == ("ProxyAway", "False") and rig.shown()["status"][
         "refused"
     ] == 2
     rig.proxy.counts = {}
-    await rig.step(passed=reporting.PROXY_PAUSE)
+    await rig.step(passed=GAP)
     assert rig.shown()["status"]["conditions"][0]["status"] == "True"
+
+
+async def test_the_real_control_of_the_proxy_is_asked(rig: Rig, tmp_path: Path) -> None:
+    proxy: reporting.Proxy = ProxyControl(tmp_path / "nobody")
+    alone = SeatReporting(rig.kube, "n1", rig.events, lambda: None, proxy)
+    await alone.ask()
+    assert "does not answer" in alone._silent and alone.pictures() == []
 
 
 @pytest.fixture
@@ -302,3 +344,23 @@ def test_a_look_at_a_group_that_stays_as_it_is_is_no_switch(log: SwitchLog) -> N
     log.filled("G01", B, Filled("Active", B, "", None, {}), 2.0)
     log.cleared(ACTIVE, Cleared("Empty", gone=True), 3.0)
     assert log.last("G01") is None
+
+
+async def test_it_goes_on_by_itself_until_it_is_cancelled(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    for pause in ("PAUSE", "PROXY_PAUSE"):
+        monkeypatch.setattr(reporting, pause, 0.01)
+    monkeypatch.setattr(own_object, "PAUSE", 0.01)
+    hangs = asyncio.Event()
+    monkeypatch.setattr(rig.proxy, "metrics", hangs.wait)
+    running = asyncio.create_task(rig.reporting.run())
+    async with asyncio.timeout(20):
+        while rig.names != {"n1.g01"} or "status" not in rig.shown():
+            await asyncio.sleep(0.01)
+        rig.facts = ()
+        while rig.names:
+            await asyncio.sleep(0.01)
+    assert not hangs.is_set(), "a proxy that hangs keeps nothing else from being told"
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("GPUSeatGroup")]
