@@ -16,7 +16,7 @@ from nodeworkers.seats.limits import LimitsError, levels, node_memory
 from nodeworkers.seats.serving import serves
 from nodeworkers.seats.stopping import StoppingError, stop_container
 from nodeworkers.seats.tenants import Tenant
-from nodeworkers.seats.world import UntouchedError
+from nodeworkers.seats.world import UnsettledError, UntouchedError
 from planning.seats.host_memory import Level, NodeMemory
 
 GRACE = 10.0  # seconds that a server whose state is lost gets to end
@@ -64,7 +64,7 @@ class NodeHost:
         except (CgroupError, StoppingError) as error:
             raise UntouchedError(str(error)) from error
         if left:
-            raise UntouchedError(
+            raise UnsettledError(
                 f"{len(left)} processes of {tenant.namespace}/{tenant.pod} do not end, {left[0].pid} first of all: a "
                 "driver's call may hold them."
             )

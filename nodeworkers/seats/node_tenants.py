@@ -48,7 +48,11 @@ class NodeTenants:
         held = self._holdings.held
         return any(seat.id in held and not held[seat.id].pod for seat in self._core.state.plan.seats)
 
-    async def of(self, group: str) -> GroupTenants | None:
+    async def of(self, group: str, *, anew: bool = False) -> GroupTenants | None:
+        if anew:
+            for seat in self._core.state.plan.seats:
+                if seat.group == group:
+                    self._seen.pop(seat.id, None)
         plan, held = self._core.state.plan, self._holdings.held
         seats = [seat for seat in plan.seats if seat.group == group]
         if not seats:

@@ -284,9 +284,12 @@ class NodeWorld:
     # ---- memory
 
     async def park(self, seat: str, epoch: int) -> Moved:
-        known, tenant = self._tenant(seat)
-        if tenant is None:
+        known, _ = self._tenant(seat)
+        tenants = await self._tenants.of(known.tenants.group, anew=True)
+        tenant = tenants.seats.get(seat) if tenants is not None else None
+        if tenants is None or tenant is None:
             raise LostError(f"nobody holds {seat} any more")
+        known.tenants = tenants
         held = await self._held_by(known, tenant)
         need = sum(held.values())
         memory = await self._host.node()
@@ -338,8 +341,11 @@ class NodeWorld:
 
     async def lacks(self, group: str, seat: str) -> str:
         known = self._groups.get(group)
-        if known is None:
+        # What was started in a container since the last look is not to be taken for a stranger.
+        tenants = await self._tenants.of(group, anew=True)
+        if known is None or tenants is None:
             return f"nothing is known of {group} yet"
+        known.tenants = tenants
         memory = await self._host.memory(group, known.tenants.cards)
         owners = {
             process.pid: tenant.seat

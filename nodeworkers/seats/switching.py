@@ -331,7 +331,10 @@ class Group:
     async def _discard(self, seat: str, why: str) -> None:
         _log.warning("the server of %s must start cold: %s", seat, why)
         self._slots.check(self._name, self._epoch)
-        await self._world.discard(seat, self._epoch, why)
+        try:
+            await self._world.discard(seat, self._epoch, why)
+        except (UntouchedError, UnsettledError) as still:
+            raise _Quarantine(f"The server of {seat} must end ({why}), and does not: {still}") from still
 
     def _quarantined(self, why: str, timed: Timed) -> Cleared:
         slot = self._slots.slot(self._name)

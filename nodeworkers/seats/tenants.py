@@ -69,5 +69,7 @@ class Tenants(Protocol):
     def groups(self) -> Sequence[str]:
         """All groups that have seats, sorted."""
 
-    async def of(self, group: str) -> GroupTenants | None:
-        """The group as it is now; None where the node has no such group."""
+    async def of(self, group: str, *, anew: bool = False) -> GroupTenants | None:
+        """The group as it is, by a look of a moment ago at most, with `anew` by one of now; None where the node has no
+        such group.
+        """

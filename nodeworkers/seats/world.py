@@ -100,4 +100,6 @@ class World(Protocol):
         """
 
     async def discard(self, seat: str, epoch: int, why: str) -> None:
-        """Ends a server whose state is gone; its container may start anew."""
+        """Ends a server whose state is gone; its container may start anew. Raises UntouchedError and UnsettledError
+        where it does not end.
+        """

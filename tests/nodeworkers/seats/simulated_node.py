@@ -108,7 +108,7 @@ class SimulatedNode:
     def groups(self) -> Sequence[str]:
         return [GROUP]
 
-    async def of(self, group: str) -> GroupTenants | None:
+    async def of(self, group: str, *, anew: bool = False) -> GroupTenants | None:
         if group != GROUP:
             return None
         return GroupTenants(group, CARDS, {each: self._tenant(each) for each in self.pods}, self.policy)
