@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -18,8 +19,10 @@ from temporalio.worker import Worker
 
 from activities.cache_signatures import node_attributes
 from activities.signatures import TASK_QUEUE
+from berth.node_seats import SeatNews
 from berth.process import ProcessOptions, connect_temporal, ended, run_process, serve_http
 from controller.outage import TEMPORAL_AWAY, reason
+from crds.gpuseatprofile import MOST_GROUPS
 from kube.client import KubeClient
 from nodeworkers.caches.obtaining import Images
 from nodeworkers.caches.preparing import Caches
@@ -33,8 +36,11 @@ from nodeworkers.hardware.amd_smi import AmdSmi
 from nodeworkers.hardware.simulated import Simulated
 from nodeworkers.inventory import WATCHED, Hardware
 from nodeworkers.ledger import Ledger
+from nodeworkers.seats.activities import Switches
+from nodeworkers.seats.service import SeatOptions, SeatService
 from nodeworkers.store import Store
 from planning.caches.orders import INVENTORY, NODE_WORKFLOW, Inventory, node_id, node_queue
+from planning.seats.orders import seat_queue
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +56,7 @@ _PAUSES = (0.5, 15.0)  # seconds between attempts to reach Temporal: the first, 
 class NodeOptions:
     """What one node is. `quota` bytes are kept for caches, `upper_limit` is the cap of a pod's writable layer;
     `simulated_gpus` such as `2xH100`, '' for those that are there; for kernel caches. `devices`: what is offered to
-    pods, and how.
+    pods, and how; `seats`: how those of model servers are switched, None where they are only handed out.
     """
 
     name: str
@@ -60,6 +66,7 @@ class NodeOptions:
     upper_limit: int
     simulated_gpus: str = ""
     devices: DeviceOptions = field(default_factory=DeviceOptions)
+    seats: SeatOptions | None = None
 
 
 def run_node(options: ProcessOptions, node: NodeOptions) -> None:
@@ -76,16 +83,27 @@ async def serve(options: ProcessOptions, node: NodeOptions, *, traced: bool) -> 
         hardware = pretended or Hardware(AmdSmi(), ledger.identity, WATCHED)
         async with await KubeClient.connect(options.kubeconfig, options.context, user_agent="berth-node") as kube:
             devices = DeviceService(node.name, node.kubelet_root, node.root, ledger, kube, node.devices, hardware)
+            link = Link()
+            seats = Seats(node, ledger, kube, devices, link) if node.seats is not None else None
             # Before all else: a kubelet that starts beside this process fails pods that were given devices until it has
             # them, and waits for mounts.
-            handing_out = asyncio.create_task(devices.run(), name="devices")
+            handing_out = asyncio.create_task(_hand_out(devices, seats), name="devices")
             try:
-                await _serve_caches(options, node, ledger, kube, hardware, devices, handing_out, traced=traced)
+                await _serve_caches(
+                    options, node, ledger, kube, hardware, devices, seats, link, handing_out, traced=traced
+                )
             finally:
                 handing_out.cancel()
                 await asyncio.wait([handing_out])
     finally:
         ledger.close()
+
+
+async def _hand_out(devices: DeviceService, seats: Seats | None) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(devices.run())
+        if seats is not None:
+            tasks.create_task(seats.run())
 
 
 async def _serve_caches(
@@ -95,6 +113,8 @@ async def _serve_caches(
     kube: KubeClient,
     hardware: Hardware,
     devices: DeviceService,
+    seats: Seats | None,
+    link: Link,
     handing_out: asyncio.Task[None],
     *,
     traced: bool,
@@ -111,10 +131,40 @@ async def _serve_caches(
         statuses = Statuses(kube, ledger, node.name, lambda: hardware.simulated)
         images = Images(ledger, store, incoming, hardware)
         caches = Caches(node.name, Rules(kube), ledger, store, images, hardware, statuses)
-        process = Process(options, node.name, driver, hardware, statuses, caches, devices, handing_out, traced=traced)
+        process = Process(
+            options, node.name, driver, hardware, statuses, caches, devices, seats, link, handing_out, traced=traced
+        )
         await process.run()
     finally:
         await driver.stop()
+
+
+@dataclass
+class Link:
+    """To Temporal: `client` while it was reached, `away` why it was not, '' while it is."""
+
+    client: Client | None = None
+    away: str = "it was not reached yet"
+
+
+class Seats:
+    """What a node does for its seats, and its word with their groups' workflows."""
+
+    def __init__(self, node: NodeOptions, ledger: Ledger, kube: KubeClient, devices: DeviceService, link: Link) -> None:
+        if node.seats is None:
+            raise ValueError("seats are not switched on this node")
+        self._news = SeatNews(node.name, lambda: link.client, lambda: self.service.groups)
+        self.service = SeatService(
+            node.name, node.root, ledger, kube, devices.core, devices.holdings, node.seats, self._news.poke,
+            lambda: link.away or self._news.trouble,
+        )  # fmt: skip
+        devices.may_start = self.service.may_start
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.service.run())
+            tasks.create_task(self._news.run())
 
 
 class Process:
@@ -129,12 +179,15 @@ class Process:
         statuses: Statuses,
         caches: Caches,
         devices: DeviceService,
+        seats: Seats | None,
+        link: Link,
         handing_out: asyncio.Task[None],
         *,
         traced: bool,
     ) -> None:
-        """`handing_out`: the devices' work, which goes on until this is over."""
-        self._devices, self._handing_out = devices, handing_out
+        """`handing_out`: the devices' and seats' work, which goes on until this is over."""
+        self._devices, self._seats, self._handing_out = devices, seats, handing_out
+        self._link = link
         self._options = options
         self._name = name
         self._driver = driver
@@ -142,8 +195,6 @@ class Process:
         self._statuses = statuses
         self._caches = caches
         self._traced = traced
-        self._temporal: Client | None = None
-        self._away = "it was not reached yet"
         self._background: list[asyncio.Task[None]] = []
 
     async def run(self) -> None:
@@ -170,12 +221,13 @@ class Process:
             await stop_http()
 
     def _ready(self) -> str:
-        return f"Temporal cannot be reached: {self._away}" if self._away else ""
+        return f"Temporal cannot be reached: {self._link.away}" if self._link.away else ""
 
     def _note(self) -> str:
         status = self._statuses.trouble and f"statuses of caches cannot be written: {self._statuses.trouble}"
         simulated = "its GPUs are simulated" if self._hardware.simulated else ""
-        return "; ".join(filter(None, (self._hardware.problem, status, simulated, self._devices.note)))
+        seats = self._seats.service.note if self._seats is not None else ""
+        return "; ".join(filter(None, (self._hardware.problem, status, simulated, self._devices.note, seats)))
 
     async def _hand_out(self) -> None:
         await asyncio.shield(self._handing_out)
@@ -189,7 +241,7 @@ class Process:
         """Tells this node's workflow what there is, at the start and whenever that is something else."""
         told, pause = "", _PAUSES[0]
         while True:
-            fingerprint, temporal = self._hardware.fingerprint, self._temporal
+            fingerprint, temporal = self._hardware.fingerprint, self._link.client
             if temporal is not None and fingerprint not in ("", told):
                 found = Inventory(self._name, fingerprint)
                 try:
@@ -218,24 +270,38 @@ class Process:
         while True:
             try:
                 temporal = await connect_temporal(self._options, traced=self._traced, lazy=False)
-                self._temporal = temporal
+                self._link.client = temporal
                 self._hear("")
                 pause = _PAUSES[0]
-                await build_worker(temporal, self._name, self._caches).run()
+                workers = [build_worker(temporal, self._name, self._caches)]
+                if self._seats is not None:
+                    workers.append(build_seat_worker(temporal, self._name, self._seats.service.switches))
+                await _until_one_ends(workers)
             except TEMPORAL_AWAY as away:
-                self._temporal = None
+                self._link.client = None
                 self._hear(reason(away))
             # A certificate that cannot be read, perhaps: the kubelet is answered all the same.
             except Exception as wrong:
-                self._temporal = None
+                self._link.client = None
                 self._hear(f"{type(wrong).__name__}: {wrong}")
             await asyncio.sleep(pause)
             pause = min(2 * pause, _PAUSES[1])
 
     def _hear(self, away: str) -> None:
-        if away and away != self._away:
+        if away and away != self._link.away:
             log.warning("waiting for Temporal: %s", away)
-        self._away = away
+        self._link.away = away
+
+
+async def _until_one_ends(workers: Sequence[Worker]) -> None:
+    """Runs them all; where one ends, for Temporal is away, the others end too. Raises what it ended with."""
+    tasks = [asyncio.create_task(worker.run()) for worker in workers]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def build_worker(temporal: Client, node: str, caches: Caches) -> Worker:
@@ -245,6 +311,19 @@ def build_worker(temporal: Client, node: str, caches: Caches) -> Worker:
         task_queue=node_queue(node),
         activities=[caches.prepare, caches.remove],
         max_concurrent_activities=AT_ONCE,
+        max_heartbeat_throttle_interval=HEARTBEATS,
+        default_heartbeat_throttle_interval=HEARTBEATS,
+        graceful_shutdown_timeout=DRAIN,
+    )
+
+
+def build_seat_worker(temporal: Client, node: str, switches: Switches) -> Worker:
+    """On a queue of its own: a switch is not to wait for gigabytes of kernels that are extracted."""
+    return Worker(
+        temporal,
+        task_queue=seat_queue(node),
+        activities=[switches.clear, switches.fill],
+        max_concurrent_activities=MOST_GROUPS,
         max_heartbeat_throttle_interval=HEARTBEATS,
         default_heartbeat_throttle_interval=HEARTBEATS,
         graceful_shutdown_timeout=DRAIN,

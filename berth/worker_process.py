@@ -48,6 +48,7 @@ from workflows.node import Node
 from workflows.node_kernel_cache import NodeKernelCache
 from workflows.placement import Placement
 from workflows.provisioning import Provisioning
+from workflows.seat_group import SeatGroup
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +128,7 @@ def build_worker(
     return Worker(
         temporal,
         task_queue=TASK_QUEUE,
-        workflows=[Placement, GPUWorkload, Provisioning, KernelCache, NodeKernelCache, Node, Devices],
+        workflows=[Placement, GPUWorkload, Provisioning, KernelCache, NodeKernelCache, Node, Devices, SeatGroup],
         activities=[
             planner.decide,
             placements.carry_out,

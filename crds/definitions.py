@@ -347,18 +347,24 @@ DEFINITIONS = (
             column("Group", ".spec.group"),
             column("Phase", ".status.phase"),
             column("Active", ".status.active"),
+            column("Waiting", ".status.requests", "integer", description="Requests that wait for a seat to wake."),
             column("Parked", ".status.parked", "integer"),
-            column("Requests", ".status.requests", "integer", description="Requests that wait for a seat to wake."),
-            column("Switched", ".status.lastSwitch.at", "date"),
+            column("Switches", ".status.switches", "integer", description="Since the node's ledger began."),
+            column("Last", ".status.lastSwitch.at", "date", description="When it switched last."),
             column("Age", ".metadata.creationTimestamp", "date"),
+            column("Healthy", said("Healthy"), priority=1),
             column("Message", ".status.message", priority=1),
-            column("Switches", ".status.switches", "integer", priority=1),
+            column("Refused", ".status.refused", "integer", priority=1),
             column("Parked bytes", ".status.parkedBytes", "integer", priority=1),
             column("Simulated", ".status.simulated", "boolean", priority=1),
         ],
         rules=[
             {
-                "rule": "self.metadata.name == self.spec.nodeName + '.' + self.spec.group.lowerAscii()",
+                # A node's name of nearly full length leaves no room for the group's; that of a name which has small
+                # letters of its own ends with a part by which G01 and g01 differ.
+                "rule": "size(self.spec.nodeName) > 190"
+                " || self.metadata.name == self.spec.nodeName + '.' + self.spec.group.lowerAscii()"
+                " || self.metadata.name.startsWith(self.spec.nodeName + '.' + self.spec.group.lowerAscii() + '.')",
                 "fieldPath": ".spec.group",
                 "message": "the object's name must be its node's and its group's, with a dot between",
             }

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, JsonValue, StrictBool, StrictStr
 
 from crds.gpuseatprofile import GroupName
-from crds.gpuworkload import Count, CRDModel, ObjectName, Time
+from crds.gpuworkload import Condition, Count, CRDModel, Name, ObjectName, Time
 
 KIND = "GPUSeatGroup"
 PLURAL = "gpuseatgroups"
@@ -39,9 +39,9 @@ class GPUSeatGroupSpec(CRDModel):
 class PodSeat(CRDModel):
     """The container that has a seat."""
 
-    namespace: Short
-    pod: Short
-    container: Short
+    namespace: Name
+    pod: Name
+    container: Name
 
 
 class SeatStatus(CRDModel):
@@ -51,8 +51,12 @@ class SeatStatus(CRDModel):
     phase: Literal[
         "Absent", "Waiting", "Starting", "Active", "Draining", "Parking", "Parked", "Waking", "Lost", "Quarantined"
     ]
+    since: Time | None = Field(default=None, description="When the phase became what it is.")
     reason: Short | None = Field(default=None, description="Why it is in this phase, in a word.")
     message: Sentence | None = None
+    last_error: Sentence | None = Field(
+        default=None, description="Why it could not be parked, or lost its state; until that has come off."
+    )
     held_by: PodSeat | None = None
     backend: Short | None = Field(default=None, description="How it is parked and woken.")
     parkable: StrictBool | None = Field(default=None, description="False: whoever has the slot before it keeps it.")
@@ -61,7 +65,11 @@ class SeatStatus(CRDModel):
     )
     requests: Count | None = Field(default=None, description="Requests that wait for it to wake.")
     parked_bytes: Bytes | None = Field(default=None, description="Of its GPUs' memory, in its container's memory now.")
-    wake_millis: Millis | None = Field(default=None, description="The median of its wakes.")
+    park_millis: Millis | None = Field(default=None, description="What parking it takes, as measured of late.")
+    wake_millis: Millis | None = Field(default=None, description="What waking it takes, as measured of late.")
+    expected_millis: Millis | None = Field(
+        default=None, description="Until it serves, as whoever waits for it is told."
+    )
 
 
 class Stage(CRDModel):
@@ -77,6 +85,9 @@ class Switch(CRDModel):
     at: Time
     before: Short | None = Field(default=None, description="The seat that was parked; none where the slot was empty.")
     after: Short | None = Field(default=None, description="The seat that got it; none where that failed.")
+    outcome: Literal["Switched", "Kept", "Failed", "Quarantined"] | None = Field(
+        default=None, description="Kept: whoever had the slot could not be parked. Failed: nobody has it."
+    )
     millis: Millis
     stages: Annotated[list[Stage], Field(max_length=MOST_STAGES)] | None = Field(
         default=None, json_schema_extra=_keyed("name")
@@ -105,6 +116,10 @@ class GPUSeatGroupStatus(CRDModel):
     message: Sentence | None = Field(default=None, description="Why it is so, and what follows.")
     since: Time | None = Field(default=None, description="When the phase became what it is.")
     requests: Count | None = Field(default=None, description="Requests that wait, of all seats.")
+    oldest_millis: Millis | None = Field(default=None, description="For how long the first of them has waited.")
+    refused: Count | None = Field(
+        default=None, description="Requests refused with 503, since the node's process began."
+    )
     held: Count | None = Field(default=None, description="Seats that containers have.")
     parked: Count | None = Field(default=None, description="Seats that are parked.")
     parked_bytes: Bytes | None = None
@@ -115,4 +130,7 @@ class GPUSeatGroupStatus(CRDModel):
     )
     preflight: Annotated[list[Check], Field(max_length=MOST_CHECKS)] | None = Field(
         default=None, description="What this node can park with, and what it lacks.", json_schema_extra=_keyed("name")
+    )
+    conditions: Annotated[list[Condition], Field(max_length=8)] | None = Field(
+        default=None, json_schema_extra=_keyed("type")
     )

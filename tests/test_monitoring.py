@@ -12,12 +12,14 @@ import pytest
 import yaml
 
 from tests.docs.offered import metrics
-from tests.docs.pages import OPERATIONS, ROOMS, ROOT, rows
+from tests.docs.pages import OPERATIONS, ROOMS, ROOT, read, rows
 
-BOARD: dict[str, Any] = json.loads((ROOT / "deploy" / "grafana" / "berth.json").read_text())
+BOARDS: dict[str, dict[str, Any]] = {
+    file.name: json.loads(file.read_text()) for file in sorted((ROOT / "deploy" / "grafana").glob("*.json"))
+}
 RULES: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / "prometheus" / "berth-rules.yaml").read_text())
 ALERTS = [rule for group in RULES["spec"]["groups"] for rule in group["rules"]]
-TARGETS = [(panel, target) for panel in BOARD["panels"] for target in panel["targets"]]
+TARGETS = [(panel, target) for board in BOARDS.values() for panel in board["panels"] for target in panel["targets"]]
 QUERIES = {f"{panel['title']} {target['refId']}": str(target["expr"]) for panel, target in TARGETS} | {
     rule["alert"]: str(rule["expr"]) for rule in ALERTS
 }
@@ -149,15 +151,16 @@ def test_what_is_no_query_does_not_parse(query: str) -> None:
         parsed(query)
 
 
-def test_the_dashboard_is_what_grafana_takes() -> None:
-    assert {"uid", "title", "schemaVersion", "panels", "templating", "time"} <= BOARD.keys()
-    assert "id" not in BOARD, "a number of the Grafana it came from"
-    (source,) = BOARD["templating"]["list"]
+@pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
+def test_a_dashboard_is_what_grafana_takes(board: dict[str, Any]) -> None:
+    assert {"uid", "title", "schemaVersion", "panels", "templating", "time"} <= board.keys()
+    assert "id" not in board, "a number of the Grafana it came from"
+    (source,) = board["templating"]["list"]
     assert (source["type"], source["query"]) == ("datasource", "prometheus")
-    ids = [panel["id"] for panel in BOARD["panels"]]
+    ids = [panel["id"] for panel in board["panels"]]
     assert len(set(ids)) == len(ids)
     taken: set[tuple[int, int]] = set()
-    for panel in BOARD["panels"]:
+    for panel in board["panels"]:
         assert panel["type"] == "timeseries" and panel["title"]
         at = panel["gridPos"]
         cells = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
@@ -165,8 +168,16 @@ def test_the_dashboard_is_what_grafana_takes() -> None:
         taken |= cells
         refs = [target["refId"] for target in panel["targets"]]
         assert refs and len(set(refs)) == len(refs)
-    for thing in (*BOARD["panels"], *(target for _, target in TARGETS)):
+    for thing in (*board["panels"], *(target for panel in board["panels"] for target in panel["targets"])):
         assert thing["datasource"] == {"type": "prometheus", "uid": f"${{{source['name']}}}"}
+
+
+def test_dashboards_are_told_apart_and_told_in_the_docs() -> None:
+    assert len({board["uid"] for board in BOARDS.values()}) == len(BOARDS) >= 2
+    assert len({panel["title"] for board in BOARDS.values() for panel in board["panels"]}) == len(
+        [panel for board in BOARDS.values() for panel in board["panels"]]
+    )
+    assert all(f"deploy/grafana/{name}" in read(OPERATIONS) for name in BOARDS)
 
 
 @pytest.mark.parametrize(("panel", "target"), TARGETS, ids=[f"{p['title']} {t['refId']}" for p, t in TARGETS])

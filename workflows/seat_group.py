@@ -16,7 +16,6 @@ from temporalio.common import RetryPolicy, VersioningBehavior
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 from activities.seat_signatures import GroupState
-from planning.caches.orders import node_queue
 from planning.seats.orders import (
     CLEAR,
     FILL,
@@ -26,6 +25,7 @@ from planning.seats.orders import (
     Cleared,
     Filled,
     GroupTask,
+    seat_queue,
 )
 
 T = TypeVar("T", Cleared, Filled)
@@ -107,7 +107,7 @@ class SeatGroup:
         work = workflow.start_activity(
             name,
             GroupTask(self._state.node, self._state.group, workflow.info().run_id, seat),
-            task_queue=node_queue(self._state.node),
+            task_queue=seat_queue(self._state.node),
             result_type=kind,
             start_to_close_timeout=WORK,
             heartbeat_timeout=HEARTBEAT,

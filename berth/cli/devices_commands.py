@@ -17,16 +17,19 @@ def devices(
     context: Context = None,
     json: Annotated[bool, typer.Option("--json", help="The NodeDevices of all nodes as JSON.")] = False,
 ) -> None:
-    """The devices of every node: how many, how many are in use, and what is wrong with the others."""
+    """The devices of every node: how many, how many are in use, what is wrong with others, who has which slot."""
     from rich.console import Console
 
     from berth.devices.report import show_cluster
+    from berth.devices.seats import show_slots
 
-    found = _read(kubeconfig, context, None)
+    found, groups = _read(kubeconfig, context, None)
     if json:
         typer.echo(json_format.dumps(found, indent=2))
     else:
-        show_cluster(found, Console(highlight=False))
+        console = Console(highlight=False)
+        show_cluster(found, console)
+        show_slots(groups, console)
 
 
 def inspect(
@@ -37,31 +40,40 @@ def inspect(
     context: Context = None,
     json: Annotated[bool, typer.Option("--json", help="Its NodeDevices as JSON.")] = False,
 ) -> None:
-    """One node's cards with their health and its reason, who holds what, its seats, and how its cards are connected."""
+    """One node's cards with their health and its reason, who holds what, how its cards are connected, and its seats."""
     from rich.console import Console
 
     from berth.devices.report import show_node
+    from berth.devices.seats import show_groups
 
-    (found,) = _read(kubeconfig, context, node)
+    (found,), groups = _read(kubeconfig, context, node)
     if json:
         typer.echo(json_format.dumps(found, indent=2))
     else:
-        show_node(found, Console(highlight=False))
+        console = Console(highlight=False)
+        show_node(found, console)
+        show_groups(groups, console)
 
 
-def _read(kubeconfig: Path | None, context: str | None, node: str | None) -> list[dict[str, Any]]:
-    """NodeDevices of all nodes, or of this one."""
+_Objects = list[dict[str, Any]]
+
+
+def _read(kubeconfig: Path | None, context: str | None, node: str | None) -> tuple[_Objects, _Objects]:
+    """NodeDevices of all nodes, or of this one, and the GPUSeatGroups there: none where one may not see any."""
     from berth.cli.stack_commands import errors_for_people
     from kube.client import KubeClient
     from kube.errors import AccessDenied, KubeError, NotFound
-    from kube.resources import NODEDEVICES
+    from kube.resources import GPUSEATGROUPS, NODEDEVICES
     from stack.errors import StackError
 
-    async def read() -> list[dict[str, Any]]:
+    async def read() -> tuple[_Objects, _Objects]:
         async with await KubeClient.connect(kubeconfig, context, user_agent="berth-devices") as kube:
-            if node is not None:
-                return [await kube.get(NODEDEVICES, node)]
-            return (await kube.list(NODEDEVICES))[0]
+            found = (await kube.list(NODEDEVICES))[0] if node is None else [await kube.get(NODEDEVICES, node)]
+            chosen = f"spec.nodeName={node}" if node is not None else ""
+            try:
+                return found, (await kube.list(GPUSEATGROUPS, field_selector=chosen))[0]
+            except (AccessDenied, NotFound):
+                return found, []
 
     with errors_for_people():
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import shutil
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -150,6 +151,22 @@ def node(
     simulated_machine: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A machine with devices that are pretended, as YAML.")
     ] = None,
+    switch_seats: Annotated[
+        bool,
+        typer.Option(
+            "--switch-seats",
+            help="Let the model servers of a group of GPUs take turns; left out, seats are only given.",
+        ),
+    ] = False,
+    seat_proxy: Annotated[
+        str, typer.Option(metavar="PROGRAM", help="What carries seats' requests; '' where it is started otherwise.")
+    ] = "seat-proxy",
+    seat_address: Annotated[
+        str, typer.Option(metavar="IP", help="Where seats' requests come to: the node's address in the cluster.")
+    ] = "0.0.0.0",  # noqa: S104  # any of the node's, as for other ports of it
+    container_runtime: Annotated[
+        Path, typer.Option(metavar="SOCKET", help="The container runtime's, which tells of seats' processes.")
+    ] = Path("/run/containerd/containerd.sock"),
 ) -> None:
     """Serve one node: offer its devices to pods, mount kernel caches into them, and prepare these as the control plane
     asks.
@@ -164,6 +181,7 @@ def node(
     from nodeworkers.devices.core import FrontEnds
     from nodeworkers.devices.service import DeviceOptions
     from nodeworkers.hardware.simulated import simulated_gpus as read_gpus
+    from nodeworkers.seats.service import SeatOptions
     from planning.devices.offering import Terms
 
     if simulated_gpus:
@@ -188,7 +206,11 @@ def node(
                 cdi_folder.absolute(),
                 host_root.absolute(),
                 reset_before_start,
+                switch_seats,
             ),
+            SeatOptions(_program(seat_proxy), seat_address, container_runtime, simulated_machine is not None)
+            if switch_seats
+            else None,
         ),
     )
 
@@ -214,3 +236,14 @@ def size_of(text: str, option: str) -> int:
     if not 0 < size < 2**63:
         raise typer.BadParameter(f"{text!r} is no size, such as 100Gi or 500M.", param_hint=option)
     return size
+
+
+def _program(name: str) -> Path | None:
+    """Where a program is; None for none. Raises BadParameter."""
+    if not name:
+        return None
+    found = shutil.which(name)
+    if found is None:
+        told = f"there is no {name}: `make native` builds seat-proxy, or say where it is."
+        raise typer.BadParameter(told, param_hint="--seat-proxy")
+    return Path(found).absolute()

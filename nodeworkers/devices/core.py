@@ -87,15 +87,17 @@ class Core:
         files: Callable[[], DriverFiles],
         told: Told,
         ready: Callable[[Sequence[Card]], None] = lambda cards: None,
+        may_start: Callable[[Sequence[Device]], None] = lambda devices: None,
     ) -> None:
         """`files`: the driver's files as they are now; called in a thread. `ready` makes cards ready for a container
         that starts with them; called in a thread as well, it may take its time, and raises Refused.
+        `may_start` says whether a container may start with these devices at all; called as `ready` is, and before it.
         """
         self.state = State()
         self.version = 1
         self._records, self._holdings, self._profiles, self._cdi_files = records, holdings, profiles, cdi_files
         self._fronts, self._terms, self._find_files, self._told = fronts, terms, files, told
-        self._ready = ready
+        self._ready, self._may_start = ready, may_start
         self.written: Mapping[str, int] = {}  # cards by id, with the numbers for which CDI documents are there
         self._sights: dict[Vendor, Sight] = {}
         self._silent: dict[Vendor, str] = {}
@@ -353,6 +355,7 @@ class Core:
                 raise Refused(f"This node no longer offers {id} as {resource}. Delete the pod, so that it moves.")
             if not device.healthy:
                 raise Refused(f"{id} is not well ({device.reason}): {device.message}")
+        self._may_start([state.devices[id] for id in ids])
         used = dict.fromkeys(card for id in ids for card in state.devices[id].cards)
         self._ready([state.cards[card] for card in used if card in state.cards])
 

@@ -38,12 +38,14 @@ from nodeworkers.inventory import Hardware
 from nodeworkers.ledger import Ledger, LedgerError
 from nodeworkers.own_object import OwnObject
 from nodeworkers.sockets import SocketError
+from planning.accelerators import seat_size
 from planning.devices.cards import Card, Sight, Vendor
 from planning.devices.cdi import DriverFiles
 from planning.devices.health import Health
 from planning.devices.injection import lasting
 from planning.devices.labels import labels
 from planning.devices.offering import Terms
+from planning.devices.offers import Device
 from planning.devices.report import CardHealth, Holder, Offer, Picture, Seats, document, status
 
 VENDORS: tuple[Vendor, ...] = ("nvidia", "tenstorrent")
@@ -59,7 +61,8 @@ _log = logging.getLogger(__name__)
 class DeviceOptions:
     """`simulated`: the file that describes a machine that is pretended, None for this one. `seats`: a file instead of
     the cluster's GPUSeatProfiles. `plugins`: the kubelet's folder of device plugins. `root`: where the host's root is.
-    `reset`: whether Tenstorrent's cards are reset before containers start with them.
+    `reset`: whether Tenstorrent's cards are reset before containers start with them. `switched`: whether seats are, so
+    that containers with one start when theirs has the slot.
     """
 
     fronts: FrontEnds = field(default_factory=FrontEnds)
@@ -69,6 +72,7 @@ class DeviceOptions:
     cdi: Path = FOLDER
     root: Path = Path("/")
     reset: bool = False
+    switched: bool = False
     plugins: Path = PLUGINS
 
 
@@ -98,6 +102,8 @@ class DeviceService:
     ) -> None:  # fmt: skip
         """`hardware`: what kernel caches know of GPUs; it is told what watchers see."""
         self._node, self._options, self._hardware = node, options, hardware
+        self.may_start: Callable[[Sequence[Device]], None] = lambda devices: None
+        """Before a container starts with these; called in a thread, and raises Refused."""
         self._tree = folder / "simulated-machine"
         self._simulated = options.simulated is not None
         self._events = EventRecorder(kube, "berth-node", node)
@@ -113,7 +119,7 @@ class DeviceService:
         self._profiles = Profiles(kube, node, folder, options.seats)
         self.core = Core(
             records, self.holdings, self._profiles, CdiFiles(options.cdi), options.fronts, options.terms, self._files,
-            self._told, self._make_ready,
+            self._told, self._make_ready, lambda devices: self.may_start(devices),
         )  # fmt: skip
         tree = tree_of(self._tree, "tenstorrent") if self._simulated else None
         self._resets = Resets(lambda card: resetter.command(card, tree))
@@ -275,6 +281,8 @@ class DeviceService:
 
     def _gated(self, resource: str) -> bool:
         # Where nothing is done before a start the kubelet does not ask: containers start without this process as well.
+        if self._options.switched and seat_size(resource):
+            return True
         return self._options.reset and resource.startswith(f"{TENSTORRENT}/")
 
     def _make_ready(self, cards: Sequence[Card]) -> None:

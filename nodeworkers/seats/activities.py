@@ -8,6 +8,7 @@ from what the hardware says.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
@@ -15,6 +16,7 @@ from typing import TypeVar
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
+from nodeworkers.seats.reporting import SwitchLog
 from nodeworkers.seats.slots import Slots, SupersededError
 from nodeworkers.seats.switching import Group, Patience
 from nodeworkers.seats.world import World
@@ -28,19 +30,36 @@ BEAT = 2.0  # seconds
 class Switches:
     """The activities, over what one node has. One instance for the process."""
 
-    def __init__(self, slots: Slots, world: World, patience: Patience | None = None) -> None:
+    def __init__(
+        self, slots: Slots, world: World, patience: Patience | None = None, log: SwitchLog | None = None
+    ) -> None:
+        """`log` is told how each ended."""
         self._slots, self._world, self._patience = slots, world, patience or Patience()
+        self._log = log or SwitchLog()
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     @activity.defn(name=CLEAR)
     async def clear(self, task: GroupTask) -> Cleared:
         """Decides who is to have the slot, and clears it. Raises ApplicationError (SUPERSEDED_RUN)."""
-        return await self._take(task, lambda group: group.clear())
+
+        async def work(group: Group) -> Cleared:
+            before = self._slots.slot(task.group)
+            cleared = await group.clear()
+            self._log.cleared(before, cleared, time.time())
+            return cleared
+
+        return await self._take(task, work)
 
     @activity.defn(name=FILL)
     async def fill(self, task: GroupTask) -> Filled:
         """Gives the slot that was cleared to `task.next`. Raises as `clear` does."""
-        return await self._take(task, lambda group: group.fill(task.next))
+
+        async def work(group: Group) -> Filled:
+            filled = await group.fill(task.next)
+            self._log.filled(task.group, task.next, filled, time.time())
+            return filled
+
+        return await self._take(task, work)
 
     async def _take(self, task: GroupTask, work: Callable[[Group], Awaitable[T]]) -> T:
         begun = list[Group]()

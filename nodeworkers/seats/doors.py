@@ -4,7 +4,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from nodeworkers.seats.proxy_words import ENGINE_CONTROL, Drained, Quiet, Route, State, models
 from nodeworkers.seats.records import SeatRecords
@@ -62,9 +62,8 @@ class Doors:
             newest = max(epoch, before.epoch if before is not None else 0)
             await self._routes.amend(self._route(tenant, newest, wait))
 
-    async def keep(self, tenants: Iterable[Tenant]) -> None:
+    async def keep(self, seats: Collection[str]) -> None:
         """Serves these and no other seats of the node."""
-        seats = {tenant.seat for tenant in tenants if tenant.settings.port}
         self._open &= {*seats}
         await self._routes.keep(seats)
 

@@ -10,26 +10,30 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Protocol
 from zoneinfo import ZoneInfo
 
+from nodeworkers.seats import metrics
 from nodeworkers.seats.backend import Backend, Held, Process, Server
 from nodeworkers.seats.doors import Doors
 from nodeworkers.seats.gate import Gate
+from nodeworkers.seats.helper.driver import CardMemory
 from nodeworkers.seats.history import GroupHistory
 from nodeworkers.seats.proxy_words import News
 from nodeworkers.seats.records import SeatRecords
+from nodeworkers.seats.reporting import GroupFacts
 from nodeworkers.seats.slots import Slot, Slots
 from nodeworkers.seats.tenants import GroupTenants, Tenant, Tenants
 from nodeworkers.seats.world import LostError, Moved, SeatLook, State, UntouchedError, Wanted
 from planning.seats.choosing import choose
 from planning.seats.group import Choice, GroupView, Phase, SeatView
 from planning.seats.host_memory import Level, NodeMemory, Parking, amount, refusal
+from planning.seats.status import SwitchPicture
 
 POLL = 0.25  # seconds between looks at what tells nothing of itself, such as a server that starts
-MARGIN = 64 * 2**20  # bytes that must be free on each GPU beyond what a seat had there
+MARGIN = 64 * 2**20  # bytes that must be free on a GPU beyond what a seat had there, for a small one a 32nd of that
 _PHASES: Mapping[str, Phase] = {
     "Starting": Phase.STARTING, "Active": Phase.ACTIVE, "Draining": Phase.DRAINING, "Parking": Phase.PARKING,
     "Restoring": Phase.WAKING, "VerifyServing": Phase.WAKING,
@@ -38,15 +42,6 @@ _STATES: Mapping[Held, State] = {
     "Running": "Running", "Locked": "Locked", "Parked": "Parked", "Changing": "Changing", "Failed": "Failed",
     "Gone": "Running",  # it has nothing on the GPUs yet, and may have in the next moment
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class CardMemory:
-    """A GPU's memory in bytes, by the driver's word; `holders`: bytes by pid of the processes that have some of it."""
-
-    free: int
-    total: int
-    holders: Mapping[int, int] = field(default_factory=dict)
 
 
 class Host(Protocol):
@@ -78,14 +73,14 @@ class _Group:
 
 
 class NodeWorld:
-    """One node's. `backend`: how a tenant is parked; `poke`: says that a group's workflow is to look."""
+    """One node's. `backend`: how a tenant is parked."""
 
     def __init__(
         self, tenants: Tenants, backend: Callable[[Tenant], Backend], doors: Doors, host: Host, slots: Slots,
-        records: SeatRecords, gate: Gate, poke: Callable[[str], None],
+        records: SeatRecords, gate: Gate,
     ) -> None:  # fmt: skip
         self._tenants, self._backend, self._doors, self._host = tenants, backend, doors, host
-        self._slots, self._records, self._gate, self._poke = slots, records, gate, poke
+        self._slots, self._records, self._gate = slots, records, gate
         self._groups: dict[str, _Group] = {}
         self._news: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         self._parking: dict[str, int] = {}  # bytes that parks under way will take, by seat
@@ -118,9 +113,12 @@ class NodeWorld:
             return SeatLook("Absent")
         known = self._records.held_by(tenant.seat, tenant.uid).known
         if not tenant.running:
-            return SeatLook("Waiting", told=tenant.told or known.why_not if known.lost else tenant.told)
+            return SeatLook("Waiting", told=tenant.told or (known.why_not if known.lost else ""), ended=tenant.ended)
         reading = await self._backend(tenant).read(self._server(tenant))
         state = _STATES[reading.held]
+        if reading.held == "Gone" and known.processes and not self._slots.has(tenant.seat):
+            # What was parked is gone with its processes, and its container runs on without them.
+            return SeatLook("Failed", told="The processes that were parked have ended.")
         if state != "Running":
             return SeatLook(state, told=reading.told)
         silent = await self._host.serves(tenant)
@@ -157,6 +155,44 @@ class NodeWorld:
             known.history.told(seat, wait, now)
         return choice
 
+    def facts(self, group: str, last: SwitchPicture | None, *, simulated: bool) -> GroupFacts | None:
+        """What is known of the group, for people; None where it was not looked at yet. `last`: its last switch."""
+        known = self._groups.get(group)
+        if known is None:
+            return None
+        tenants = known.tenants.seats
+        there = {seat: tenant for seat, tenant in tenants.items() if tenant is not None}
+        return GroupFacts(
+            slot=self._slots.slot(group),
+            seats=tenants,
+            phases={seat: phase for seat, (phase, _) in known.since.items()},
+            looks=known.looks,
+            records={seat: self._records.held_by(seat, tenant.uid) for seat, tenant in there.items()},
+            backends={seat: self._backend(tenant).name for seat, tenant in there.items()},
+            traffic={seat: traffic for seat in tenants if (traffic := known.history.traffic(seat)) is not None},
+            waits=known.last.waits if known.last is not None else {},
+            last=last,
+            simulated=simulated,
+        )
+
+    def strange(self, group: str) -> bool:
+        """Whether the last look fits the slot as it stands in the ledger: if not, its workflow puts it in order."""
+        known, slot = self._groups[group], self._slots.slot(group)
+        for seat, look in known.looks.items():
+            mine = slot.phase == "Active" and slot.seat == seat
+            if look.state == "Failed" or (look.state in ("Running", "Locked") and not mine):
+                return True
+            if mine and (look.state != "Running" or not look.serves):
+                return True
+        return slot.phase == "Active" and slot.seat not in known.looks
+
+    async def show(self, group: str) -> None:
+        """Tells the proxy of the group's tenants as the last look and the last decision have them."""
+        known = self._groups[group]
+        tenants = [tenant for tenant in known.tenants.seats.values() if tenant is not None]
+        waits = known.last.waits if known.last is not None else {}
+        await self._doors.show(tenants, self._slots.epoch(group), waits)
+
     async def _view(self, known: _Group, now: float) -> GroupView:
         tenants = known.tenants
         slot, waiting = self._slots.slot(tenants.group), self._gate.waiting(tenants.group)
@@ -172,6 +208,9 @@ class NodeWorld:
             known.since[seat] = (phase, since)
             if tenant is None:
                 seats.append(SeatView(seat, Phase.ABSENT))
+                continue
+            if not tenant.uid and phase is Phase.LOST:
+                seats.append(SeatView(seat, Phase.ABSENT))  # its pod is not known yet, nor whether it has a port
                 continue
             record = self._records.held_by(seat, tenant.uid).known
             view = known.history.view(seat, phase, since, asked, tenant.settings, record, now)
@@ -271,15 +310,18 @@ class NodeWorld:
             raise
         finally:
             self._parking.pop(seat, None)
-        self._note(seat, "park", time.monotonic() - began)
+        took = time.monotonic() - began
+        self._note(seat, "park", took)
         kept = {card: size for card, size in held.items() if size} or self._records.of(seat).known.cards
         record = self._records.of(seat).known
         processes = moved.processes or record.processes
         self._records.put(seat, replace(record, cards=kept, processes=processes, parkable=True, why_not=""))
+        moved = replace(moved, bytes=moved.bytes or sum(held.values()))
+        metrics.parked(known.tenants.group, self._backend(tenant).name, moved, took)
         return moved
 
     async def wake(self, seat: str, epoch: int) -> Moved:
-        _, tenant = self._tenant(seat)
+        known, tenant = self._tenant(seat)
         if tenant is None:
             raise LostError(f"nobody holds {seat} any more")
         began = time.monotonic()
@@ -288,7 +330,10 @@ class NodeWorld:
         except LostError as why:
             self._records.put(seat, replace(self._records.of(seat).known, lost=True, why_not=str(why)))
             raise
-        self._note(seat, "wake", time.monotonic() - began)
+        took = time.monotonic() - began
+        self._note(seat, "wake", took)
+        moved = replace(moved, bytes=moved.bytes or self._records.of(seat).known.bytes)
+        metrics.woken(known.tenants.group, self._backend(tenant).name, moved, took)
         return moved
 
     async def lacks(self, group: str, seat: str) -> str:
@@ -310,9 +355,8 @@ class NodeWorld:
             for pid, size in sorted(there.holders.items()):
                 if pid not in owners:
                     return f"process {pid}, which is of no seat of {group}, holds {amount(size)} of GPU {card}"
-            need = (
-                needs.get(card, 0) + MARGIN - sum(there.holders.get(pid, 0) for pid, of in owners.items() if of == seat)
-            )
+            had, own = needs.get(card, 0), sum(there.holders.get(pid, 0) for pid, of in owners.items() if of == seat)
+            need = max(0, had + min(MARGIN, had // 32) - own)
             if there.free < need:
                 return f"GPU {card} has {amount(there.free)} free, and {seat} needs {amount(need)} there"
         return ""

@@ -93,6 +93,14 @@ class Slots:
         """As it is; that of a group of which nothing is known is empty."""
         return self._slots.get(group, Slot(group))
 
+    def has(self, seat: str) -> bool:
+        """Whether it has its group's slot, in whatever phase."""
+        return any(slot.seat == seat for slot in self._slots.values())
+
+    def active(self) -> list[str]:
+        """The seats that have their groups' slots, and serve."""
+        return [slot.seat for slot in self._slots.values() if slot.phase == "Active"]
+
     def put(self, slot: Slot, epoch: int, at: float) -> Slot:
         """Writes the group's slot down, at `at` (seconds of the epoch). Raises SupersededError."""
         with self._turn:

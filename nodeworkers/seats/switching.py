@@ -300,7 +300,9 @@ class Group:
             look = await self._seat(seat)
             if look.serves and look.state == "Running":
                 return True
-            if look.state == "Absent" or time.monotonic() > deadline:
+            # One that ended after it got the slot the kubelet starts again, after a pause: nobody waits for that.
+            failed = look.state == "Waiting" and look.ended > self._slots.slot(self._name).since
+            if look.state == "Absent" or failed or time.monotonic() > deadline:
                 return False
             await self._world.changed(self._name, 1.0)
 

@@ -18,8 +18,8 @@ from planning.seats.pod_settings import PodSettings
 @dataclass(frozen=True, slots=True)
 class Tenant:
     """A container that has a seat. `running`: its first process is there, and `processes` are all of it; `told`: why it
-    does not run, or what is wrong with it, '' for nothing. `began`: when the pod was made, in seconds of the epoch;
-    `address`: the pod's.
+    does not run, or what is wrong with it, '' for nothing. `began`: when the pod was made, and `ended` when
+    its container ended last (0: never), in seconds of the epoch; `address`: the pod's.
     """
 
     seat: str
@@ -36,6 +36,7 @@ class Tenant:
     annotations: Mapping[str, str] = field(default_factory=dict)
     settings: PodSettings = field(default_factory=PodSettings)
     told: str = ""
+    ended: float = 0.0
 
     def server(self, parked: Sequence[Process] = ()) -> Server:
         """As backends take it; `parked`: the processes of it that were parked."""

@@ -33,11 +33,14 @@ class UnsettledError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SeatLook:
-    """One seat. `serves`: whether its server answers; `told`: what a person should know of its state."""
+    """One seat. `serves`: whether its server answers; `told`: what a person should know of its state; `ended`: when its
+    container ended last, in seconds of the epoch, 0 if it never did.
+    """
 
     state: State
     serves: bool = False
     told: str = ""
+    ended: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,11 @@ class Filled:
     seconds: Mapping[str, float] = field(default_factory=dict)
 
 
+def seat_queue(node: str) -> str:
+    """The task queue of a node's activities for seats."""
+    return f"node-{node}-seats"
+
+
 def group_id(node: str, group: str) -> str:
     """The id of a group's workflow."""
     return f"seatgroup/{node}/{group}"

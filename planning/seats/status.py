@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from crds.gpuseatgroup import KIND, MOST_CHECKS, MOST_SHOWN, MOST_STAGES, GPUSeatGroupStatus
 from crds.gpuseatprofile import API_VERSION
@@ -12,13 +15,22 @@ from planning.devices.report import cut
 from planning.seats.orders import GroupPhase
 from planning.times import timestamp
 
+Outcome = Literal["Switched", "Kept", "Failed", "Quarantined"]
+"""How a switch ended. Kept: whoever had the slot could not be parked; Failed: nobody has it; Quarantined: nobody may
+have it."""
+
+_FOUND = re.compile(r"G[0-9]+(-[0-9]+)*")  # as groups are called that a node finds by itself
+_LONGEST = 190  # of a node's name in front of its group's: 253 in all
+
 
 @dataclass(frozen=True, slots=True)
 class SeatPicture:
     """One seat. `pod`: namespace, name and container of who holds it, None where nobody does. `port`: where the node's
     proxy takes its requests, 0 nowhere; `requests`: how many wait there. `parked_bytes`: what of its GPUs' memory is in
-    the host's. `wake`: the median of its wakes in seconds, None where there was none. `parkable`: None while nobody
-    tried. `message`: why it is as it is.
+    the host's. `park`, `wake`: seconds that these take as measured of late, None where there was none; `expected`:
+    until it serves, as whoever waits is told. `parkable`: None while nobody tried. `message`: why it is as it is;
+    `error`: why it could not be parked, or lost its state. `since`: when its phase began, in seconds of the epoch, 0
+    unknown. `lost`: its state is gone, and it has not served since. `uid`: of the pod.
     """
 
     id: str
@@ -31,6 +43,12 @@ class SeatPicture:
     backend: str = ""
     parkable: bool | None = None
     message: str = ""
+    park: float | None = None
+    expected: float | None = None
+    error: str = ""
+    since: float = 0.0
+    lost: bool = False
+    uid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +60,12 @@ class SwitchPicture:
     after: str
     reason: str
     seconds: Mapping[str, float] = field(default_factory=dict)
+    outcome: Outcome = "Switched"
+
+    @property
+    def whole(self) -> float:
+        """Seconds in all. A stage with a colon is a part of the one before the colon."""
+        return sum(_sane(seconds) for name, seconds in self.seconds.items() if ":" not in name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +79,10 @@ class CheckPicture:
 
 @dataclass(frozen=True, slots=True)
 class GroupPicture:
-    """A group. `since`: when its phase became what it is, in seconds of the epoch."""
+    """A group. `since`: when its phase became what it is, and `healthy_since`: when it became well or ill, in seconds
+    of the epoch. `next`: for whom the slot is cleared. `oldest`: for how long the first request that waits has waited,
+    in seconds; `refused`: requests refused with 503. `proxy`: why the seat proxy does not answer, '' while it does.
+    """
 
     group: str
     phase: GroupPhase
@@ -67,11 +94,44 @@ class GroupPicture:
     last: SwitchPicture | None = None
     preflight: Sequence[CheckPicture] = ()
     simulated: bool = False
+    next: str = ""
+    oldest: float | None = None
+    refused: int = 0
+    proxy: str = ""
+    healthy_since: float = 0.0
+
+
+def healthy(picture: GroupPicture) -> tuple[bool, str, str]:
+    """Whether it is well, why in a word, and a sentence."""
+    if picture.phase == "Quarantined":
+        return False, "Quarantined", picture.message or f"{picture.group} is left alone for now."
+    if picture.proxy:
+        return False, "ProxyAway", picture.proxy
+    if picture.phase == "Active":
+        return True, "Serving", f"{picture.active} serves."
+    if picture.phase == "Empty":
+        return True, "Empty", "Nobody has the slot."
+    return True, "Switching", "The slot changes hands."
 
 
 def object_name(node: str, group: str) -> str:
-    """The name of the GPUSeatGroup, which must be one of Kubernetes': groups' names may have capitals."""
-    return f"{node}.{group.lower()}"
+    """The name of the GPUSeatGroup: `<node>.<group>` in small letters, for Kubernetes has no others.
+
+    Two groups of a node may differ in nothing else. The name belongs to one that was found (G01), and otherwise to the
+    one that has small letters only; any other gets a part more. A node's name that leaves no room for its group's is
+    cut, and told by the same part.
+    """
+    small = group.lower()
+    theirs = _FOUND.fullmatch(group.upper()) is not None
+    if len(node) > _LONGEST:
+        return f"{node[:_LONGEST].rstrip('.-')}.{small}.{_digest(f'{node}/{group}')}"
+    if group == (group.upper() if theirs else small):
+        return f"{node}.{small}"
+    return f"{node}.{small}.{_digest(group)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:10]
 
 
 def document(node: str, node_uid: str, group: str) -> dict[str, Any]:
@@ -86,41 +146,59 @@ def document(node: str, node_uid: str, group: str) -> dict[str, Any]:
 
 
 def status(picture: GroupPicture, now: float) -> dict[str, Any]:
-    """The status, valid whatever a pod or an engine says of itself: texts are cut."""
+    """The status, valid whatever a pod or an engine says of itself: texts are cut, numbers that are none count as 0."""
     raw: dict[str, Any] = {
         "updated": timestamp(now),
         "simulated": picture.simulated or None,
         "phase": picture.phase,
-        "active": picture.active,
+        "active": cut(picture.active, 128),
         "message": cut(picture.message, 512),
         "since": timestamp(picture.since) if picture.since else None,
-        "requests": sum(seat.requests for seat in picture.seats),
+        "requests": _sum(seat.requests for seat in picture.seats),
+        "oldest_millis": None if picture.oldest is None else _millis(picture.oldest),
+        "refused": max(0, picture.refused) or None,
         "held": sum(seat.pod is not None for seat in picture.seats),
         "parked": sum(seat.phase == "Parked" for seat in picture.seats),
-        "parked_bytes": sum(seat.parked_bytes for seat in picture.seats),
-        "switches": picture.switches,
+        "parked_bytes": _sum(seat.parked_bytes for seat in picture.seats),
+        "switches": max(0, picture.switches),
         "last_switch": None if picture.last is None else _switch(picture.last),
-        "seats": [_seat(seat) for seat in picture.seats[:MOST_SHOWN]],
+        "seats": [_seat(seat) for seat in list({each.id: each for each in picture.seats}.values())[:MOST_SHOWN]],
         "preflight": [
-            {"name": cut(each.name, 128), "ok": each.ok, "message": cut(each.message, 512)}
-            for each in list({check.name: check for check in picture.preflight}.values())[:MOST_CHECKS]
+            {"name": name, "ok": check.ok, "message": cut(check.message, 512)}
+            for name, check in list({cut(each.name, 128): each for each in picture.preflight}.items())[:MOST_CHECKS]
         ],
+        "conditions": [_condition(picture)],
     }
     model = GPUSeatGroupStatus.model_validate({key: value for key, value in raw.items() if value not in (None, "", [])})
     return model.model_dump(by_alias=True, exclude_none=True)
 
 
+def _condition(picture: GroupPicture) -> dict[str, Any]:
+    well, reason, message = healthy(picture)
+    return {
+        "type": "Healthy",
+        "status": "True" if well else "False",
+        "reason": reason,
+        "message": cut(message, 512),
+        "last_transition_time": timestamp(picture.healthy_since or picture.since),
+    }
+
+
 def _seat(seat: SeatPicture) -> dict[str, Any]:
     raw: dict[str, Any] = {
-        "id": seat.id,
+        "id": cut(seat.id, 128),
         "phase": seat.phase,
+        "since": timestamp(seat.since) if seat.since else None,
         "message": cut(seat.message, 512),
+        "last_error": cut(seat.error, 512),
         "backend": cut(seat.backend, 128),
         "parkable": seat.parkable,
-        "port": seat.port or None,
-        "requests": seat.requests or None,
-        "parked_bytes": seat.parked_bytes or None,
+        "port": seat.port if 0 < seat.port < 65536 else None,
+        "requests": max(0, seat.requests) or None,
+        "parked_bytes": max(0, seat.parked_bytes) or None,
+        "park_millis": None if seat.park is None else _millis(seat.park),
         "wake_millis": None if seat.wake is None else _millis(seat.wake),
+        "expected_millis": None if seat.expected is None else _millis(seat.expected),
     }
     if seat.pod is not None:
         raw["held_by"] = dict(zip(("namespace", "pod", "container"), seat.pod, strict=True))
@@ -131,13 +209,21 @@ def _switch(last: SwitchPicture) -> dict[str, Any]:
     stages = {cut(name, 128): _millis(seconds) for name, seconds in last.seconds.items()}
     raw: dict[str, Any] = {
         "at": timestamp(last.at),
-        # A stage with a colon is a part of the one before the colon.
-        "millis": sum(millis for name, millis in stages.items() if ":" not in name),
+        "millis": _millis(last.whole),
+        "outcome": last.outcome,
         "reason": cut(last.reason, 512),
         "stages": [{"name": name, "millis": millis} for name, millis in list(stages.items())[:MOST_STAGES]],
     }
-    return raw | {key: seat for key, seat in (("before", last.before), ("after", last.after)) if seat}
+    return raw | {key: cut(seat, 128) for key, seat in (("before", last.before), ("after", last.after)) if seat}
+
+
+def _sum(numbers: Iterable[int]) -> int:
+    return sum(max(0, each) for each in numbers)
+
+
+def _sane(seconds: float) -> float:
+    return min(max(seconds, 0.0), 1e9) if math.isfinite(seconds) else 0.0
 
 
 def _millis(seconds: float) -> int:
-    return max(0, round(seconds * 1000))
+    return round(_sane(seconds) * 1000)

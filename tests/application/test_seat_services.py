@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from kube.client import KubeClient
-from kube.errors import AccessDenied, KubeError
-from kube.resources import ENDPOINTSLICES, EVENTS, GPUSEATGROUPS, NODES, PODS, SERVICES
+from kube.errors import AccessDenied, Forbidden, KubeError
+from kube.events import EventRecorder
+from kube.resources import ENDPOINTSLICES, EVENTS, GPUSEATGROUPS, NODES, PODS, SERVICES, ObjectRef
 from planning.seats.endpoints import MANAGER, PORT_ANNOTATION, SERVICE_ANNOTATION
 from planning.seats.status import GroupPicture, SeatPicture, SwitchPicture, document, object_name, status
 from tests.application.tenant import Tenant, eventually
@@ -185,6 +186,27 @@ async def test_a_node_writes_no_group_of_another_node_and_no_endpoints(tenant: T
     assert "status" not in await tenant.kube.get(GPUSEATGROUPS, theirs)
 
 
+async def test_a_node_writes_events_in_its_own_name_only(tenant: Tenant, tmp_path: Path) -> None:
+    mine, other = await tenant.node("n", 0, kubelet=False), await tenant.node("other", 0, kubelet=False)
+    await pod(tenant, "llama-0", mine)
+    async with process_of(tenant, mine, tmp_path) as kube:
+        about = ObjectRef("v1", "Pod", "llama-0", tenant.namespace, uid="a-uid")
+
+        async def told_by(controller: str, instance: str) -> int:
+            events = EventRecorder(kube, controller, instance)
+            events.record(regarding=about, type="Normal", reason="SeatActive", action="WakeSeat", note=controller)
+            await events.flush(10.0)
+            return events.written - events.dropped
+
+        assert await told_by("berth-node", mine) == 1
+        assert await told_by("berth-node", other) == await told_by("kubelet", mine) == -1
+    (shown,) = (await tenant.kube.list(EVENTS, tenant.namespace))[0]
+    assert (shown["reportingController"], shown["reportingInstance"]) == ("berth-node", mine)
+    async with process_of(tenant, other, tmp_path) as kube:
+        with pytest.raises(Forbidden):
+            await kube.merge_patch(EVENTS, shown["metadata"]["name"], tenant.namespace, {"series": None})
+
+
 async def test_what_kubectl_shows_of_a_group(tenant: Tenant) -> None:
     node = await tenant.node("n", 0, kubelet=False)
     name = await group(tenant, tenant.kube, node)
@@ -194,17 +216,22 @@ async def test_what_kubectl_shows_of_a_group(tenant: Tenant) -> None:
         SeatPicture(B, "Parked", (tenant.namespace, "qwen-0", "server"), 31001, requests=3, parked_bytes=40 << 30),
     ]
     last = SwitchPicture(1_000_000.0, B, A, "it waited", {"park": 1.5})
-    told = GroupPicture("G01", "Active", A, f"{A} serves", 1.0, 7, seats, last, simulated=True)
+    told = GroupPicture("G01", "Active", A, f"{A} serves", 1.0, 7, seats, last, simulated=True, refused=2)
     await says(tenant.kube, name, told)
+    # G01's name is its own, also where the node has a g01.
+    small = document(node, "uid-of-a-node", "g01")
+    assert small["metadata"]["name"].startswith(f"{name}.")
+    await tenant.kube.create(GPUSEATGROUPS, small)
+    await tenant.kube.delete(GPUSEATGROUPS, small["metadata"]["name"])
     kubectl = tenant.stack.kubectl
     row = columns(await asyncio.to_thread(kubectl, "get", "gpuseatgroups", name))
-    switched = row.pop("SWITCHED")
+    switched = row.pop("LAST")
     assert switched.endswith(("y", "d")), "since 1970"
-    assert row == {"NAME": name, "NODE": node, "GROUP": "G01", "PHASE": "Active", "ACTIVE": A, "PARKED": "1",
-                   "REQUESTS": "3"}  # fmt: skip
+    assert row == {"NAME": name, "NODE": node, "GROUP": "G01", "PHASE": "Active", "ACTIVE": A, "WAITING": "3",
+                   "PARKED": "1", "SWITCHES": "7"}  # fmt: skip
     wide = columns(await asyncio.to_thread(kubectl, "get", "gpusg", name, "-o", "wide"))
-    assert {key: wide[key] for key in wide.keys() - row.keys() - {"SWITCHED"}} == {
-        "MESSAGE": f"{A} serves", "SWITCHES": "7", "PARKED BYTES": str(40 << 30), "SIMULATED": "true"
+    assert {key: wide[key] for key in wide.keys() - row.keys() - {"LAST"}} == {
+        "HEALTHY": "True", "MESSAGE": f"{A} serves", "REFUSED": "2", "PARKED BYTES": str(40 << 30), "SIMULATED": "true"
     }  # fmt: skip
     chosen = await asyncio.to_thread(kubectl, "get", "gpusg", f"--field-selector=spec.nodeName={node}", "-o", "json")
     assert [each["metadata"]["name"] for each in json.loads(chosen)["items"]] == [name]

@@ -88,7 +88,8 @@ def test_a_node_gets_settings_by_name_and_no_more() -> None:
     assert [roles[name] for name in bound] == [[{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get"]}]]
 
 
-def test_a_node_writes_events_about_nodes_and_no_others() -> None:
+def test_a_node_writes_events_and_does_no_more_with_them() -> None:
+    """Which ones is held by deploy/policies/seats.yaml: tests/application/test_seat_services.py."""
     folder = MANIFEST.parent
     documents = [each for file in sorted(folder.glob("*.yaml")) for each in yaml.safe_load_all(file.read_text())]
     bound = {
@@ -103,4 +104,4 @@ def test_a_node_writes_events_about_nodes_and_no_others() -> None:
         for rule in each["rules"]
         if {"events", "*"} & set(rule["resources"])
     ]
-    assert writing == [("Role", "default", ["events.k8s.io"], ["create", "patch"])]
+    assert writing == [("ClusterRole", None, ["events.k8s.io"], ["create", "patch"])]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from typing import get_args
 
+from crds.gpuseatgroup import GPUSeatGroupStatus
 from crds.gpuseatprofile import (
     LOST_PERCENT,
     MOST_GPUS,
@@ -20,7 +22,10 @@ from crds.gpuseatprofile import (
     SeatPolicy,
     SeatProfile,
 )
+from nodeworkers.seats.reporting import REFRESH
 from planning.seats import rules
+from planning.seats.events import OFTEN, QUIET
+from planning.seats.orders import GroupPhase
 from tests.docs.offered import literals
 from tests.docs.pages import ROOT, read, rows
 
@@ -69,3 +74,31 @@ def test_what_a_policy_says_and_every_rule_is_told() -> None:
         assert told in section
     by_command = next(each for each in read(PAGE).splitlines() if each.startswith("onDemand "))
     assert "/" in by_command, "what the command prints is shown"
+
+
+def test_what_a_group_shows_is_all_told() -> None:
+    table = read(PAGE).split("## What is shown")[1].split("### Events of seats")[0]
+    shown = {str(field.alias) for field in GPUSeatGroupStatus.model_fields.values()} - {"reason"}
+    assert {name for name in shown if f"`{name}`" not in table} == set()
+    phases = {*get_args(GroupPhase)}
+    assert {phase for phase in phases if f"`{phase}`" not in table} == set()
+    said = literals([ROOT / "planning" / "seats" / "status.py"], r"(Quarantined|ProxyAway|Serving|Empty|Switching)")
+    assert {reason for reason in said if f"`{reason}`" not in table} == set()
+
+
+def test_every_event_of_seats_is_told() -> None:
+    given = literals([ROOT / "planning" / "seats" / "events.py"], r"(Seat|Trial)[A-Z]\w+")
+    table = read(PAGE).split("### Events of seats")[1].split("###")[0]
+    assert set(re.findall(r"`((?:Seat|Trial)\w+)`", table)) == given
+
+
+def test_times_of_what_is_shown_are_the_codes() -> None:
+    text = read(PAGE)
+    assert f"one more for each {REFRESH:.0f} s" in text and (QUIET, OFTEN) == (60.0, 300.0)
+
+
+def test_what_a_quarantine_says_is_what_the_runbook_has() -> None:
+    table = read(PAGE).split("### A group that is quarantined")[1].split("Metrics are in")[0]
+    quoted = re.findall(r"“(.+?)”", table)
+    code = "".join((ROOT / "nodeworkers" / "seats" / name).read_text() for name in ("switching.py", "node_world.py"))
+    assert len(quoted) >= 4 and [words for words in quoted if words not in " ".join(code.split())] == []

@@ -66,7 +66,7 @@ class World:
         raise AnewError(state)
 
     def _start(self, name: str, task: GroupTask, *, task_queue: str, **_: object) -> Any:
-        assert (task.node, task.group, task.run, task_queue) == ("n", "G01", "r1", "node-n")
+        assert (task.node, task.group, task.run, task_queue) == ("n", "G01", "r1", "node-n-seats")
         self.asked.append((name, task.next))
         self.meanwhile.get(name, lambda: None)()
         answer = self.answers.pop(0)

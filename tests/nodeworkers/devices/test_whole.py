@@ -4,15 +4,21 @@ of a card that dies, and that neither the kubelet nor berth loses a device when 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nodeworkers.seats.containers import Containers, ContainersError, Found
+from nodeworkers.seats.following import Following
+from nodeworkers.seats.limits import levels
+from nodeworkers.seats.stopping import stop_container
 from planning.devices.slices import UNHEALTHY
-from stack import StackError
+from stack import StackError, cdi_folder
 from stack.realnode import unavailable
 from tests.nodeworkers.csi_rig import needs_mounts
 from tests.nodeworkers.devices.kills import FRONTS, kill
@@ -152,6 +158,77 @@ def test_cards_that_say_nothing_or_hang_cost_themselves_alone_among_200(node: Ma
     assert node.allocatable(SEAT) == 4 and not any(each["tainted"] for each in gpus(node))
     node.has()
     node.until_allocatable(N150, 4)
+
+
+def test_the_processes_of_a_container_are_found_followed_and_ended(node: Machine) -> None:
+    """By the runtime's own socket, also after it was killed, and by what it told before."""
+    made = pod("found", N150, script="sleep 100000 & sleep 100001 & wait", annotations={"kyb.ai/port": "8000"})
+    made["spec"]["restartPolicy"] = "Always"
+    made["spec"]["containers"][0]["resources"]["limits"]["memory"] = "64Mi"
+    node.apply(made)
+    node.until_phase("found")
+    asyncio.run(found_followed_and_ended(node))
+    node.remove("found")
+
+
+def argument(pid: int) -> str:
+    """The first that it was started with."""
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[1]
+
+
+async def found_followed_and_ended(node: Machine) -> None:
+    socket = cdi_folder(node.stack.layout.root).with_name("containerd.sock")
+    asking, following = Containers(socket), Following(socket)
+    running = asyncio.ensure_future(following.run())
+
+    async def look(holds: Callable[[Found], bool], what: str) -> Found:
+        began, seen = time.monotonic(), following.news
+        while True:
+            try:
+                found = await asking.look("default", "found", "c")
+                if holds(found):
+                    return found
+                told = str(found)
+            except ContainersError as error:
+                told = str(error)
+            assert time.monotonic() - began < 60, f"{what}: {told}"
+            seen = await following.changed(seen, 0.5)
+
+    try:
+        first = await look(lambda found: found.running is not None and len(found.running.processes) == 3, "it runs")
+        container, there = first.running, first.pod
+        assert container is not None and there is not None
+        assert container.attempt == 0 and container.root in container.processes
+        assert sorted(argument(each.pid) for each in container.processes) == ["-ec", "100000", "100001"]
+        status = await asyncio.to_thread(node.get, "pod", "found")
+        assert (there.uid, there.address) == (status["metadata"]["uid"], status["status"]["podIP"])
+        assert there.annotations["kyb.ai/port"] == "8000" and there.ready
+        (own, *_) = levels(container.cgroup, there.uid)
+        assert (own.name, own.limit) == ("container", 64 * 2**20) and 0 < own.used < 64 * 2**20
+        took = []
+        for _ in range(50):
+            began = time.perf_counter()
+            await asking.look("default", "found", "c", there.uid)
+            took.append(1000 * (time.perf_counter() - began))
+        print(f"a look: p50 {sorted(took)[25]:.1f} ms, longest {max(took):.1f} ms")
+
+        # A runtime that is killed is told, and comes back with the same container.
+        killed = await asyncio.to_thread(node.stack.kill, "containerd")
+        while not following.trouble:
+            await following.changed(following.news, 60)
+        await asyncio.to_thread(node.stack.wait_restarted, "containerd", killed, timeout=60)
+        same = await look(lambda found: not following.trouble, "it answers again")
+        assert same.running == container
+
+        # All of it ends, nothing else does, and what the kubelet starts in its place is heard of.
+        assert await stop_container(container.cgroup, grace=5) == ()
+        again = await look(lambda found: found.running is not None and found.running.id != container.id, "it runs anew")
+        assert again.running is not None and again.ended is not None
+        assert (again.running.attempt, again.ended.attempt, again.ended.id) == (1, 0, container.id)
+        assert set(again.running.processes).isdisjoint(container.processes)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
 def test_a_seat_brings_what_cuda_needs_and_outlives_its_configuration_while_it_is_held(node: Machine) -> None:

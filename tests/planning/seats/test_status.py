@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from crds.gpuseatgroup import GPUSeatGroupStatus
+from crds.gpuseatprofile import GROUP_PATTERN, MOST_NAME
+from crds.gpuworkload import ObjectName
 from planning.seats.orders import GroupPhase
 from planning.seats.status import (
     CheckPicture,
@@ -50,6 +54,10 @@ def test_an_empty_group_says_no_more_than_that() -> None:
     assert status(GroupPicture("G01", "Empty"), 0.0) == {
         "updated": "1970-01-01T00:00:00Z", "phase": "Empty", "requests": 0, "held": 0, "parked": 0, "parkedBytes": 0,
         "switches": 0,
+        "conditions": [
+            {"type": "Healthy", "status": "True", "reason": "Empty", "message": "Nobody has the slot.",
+             "lastTransitionTime": "1970-01-01T00:00:00Z"},
+        ],
     }  # fmt: skip
 
 
@@ -57,6 +65,40 @@ def test_its_name_is_its_nodes_and_its_own() -> None:
     made = document("node-1.example", "uid", "G01")
     assert made["metadata"]["name"] == object_name("node-1.example", "G01") == "node-1.example.g01"
     assert made["spec"] == {"nodeName": "node-1.example", "group": "G01"}
+
+
+NODE = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,60}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,60}[a-z0-9])?){0,3}", fullmatch=True)
+GROUP = st.from_regex(GROUP_PATTERN, fullmatch=True).filter(lambda name: len(name) <= MOST_NAME)
+
+
+@pytest.mark.parametrize(
+    ("group", "name"),
+    [
+        ("G01", "n1.g01"),
+        ("G00-10", "n1.g00-10"),
+        ("7", "n1.7"),
+        ("pair-a", "n1.pair-a"),
+        ("g01", "n1.g01.14dd221c42"),
+        ("Pair-A", "n1.pair-a.cd846f819b"),
+        ("PAIR-A", "n1.pair-a.2e8dbafd1b"),
+    ],
+)
+def test_groups_that_differ_in_case_only_have_names_of_their_own(group: str, name: str) -> None:
+    assert object_name("n1", group) == name
+
+
+@given(NODE, GROUP, st.data())
+def test_every_name_is_one_of_kubernetes_and_nobody_elses(node: str, group: str, data: st.DataObject) -> None:
+    name = object_name(node, group)
+    TypeAdapter(ObjectName).validate_python(name)
+    other = "".join(data.draw(st.sampled_from([each.lower(), each.upper()])) for each in group)
+    assert (object_name(node, other) == name) == (other == group)
+
+
+def test_the_name_of_a_node_that_leaves_no_room_is_cut() -> None:
+    node, group = "a" * 250 + ".b", "G" * MOST_NAME
+    TypeAdapter(ObjectName).validate_python(object_name(node, group))
+    assert object_name(node, group) != object_name("a" * 250 + ".c", group)
 
 
 TEXT = st.text(max_size=2000)
@@ -79,7 +121,24 @@ def test_whatever_an_engine_says_the_status_is_valid(
 ) -> None:
     picture = GroupPicture(
         "G01", phase, A, text, 1.0, 0,
-        [SeatPicture(f"kyb-G01-s{i}", "Parked", message=text, backend=text) for i in range(seats)],
-        SwitchPicture(1.0, "", A, text, dict(stages)), [CheckPicture(*each) for each in checks],
+        [
+            SeatPicture(
+                f"kyb-G01-s{i % 70}", "Parked", ("team", "p" * 253, "server"), 70_000, -1, -1, float("nan"), text,
+                message=text, park=-1.0, expected=float("inf"), error=text, since=-1e300,
+            )
+            for i in range(seats)
+        ],
+        SwitchPicture(1.0, text, text, text, dict(stages), "Failed"), [CheckPicture(*each) for each in checks],
+        oldest=float("inf"), refused=-1, proxy=text, healthy_since=float("nan"),
     )  # fmt: skip
     GPUSeatGroupStatus.model_validate(status(picture, 2.0))
+
+
+def test_a_group_that_is_ill_says_why_and_since_when() -> None:
+    (condition,) = status(GroupPicture("G01", "Quarantined", "", "no room", healthy_since=60.0), 0.0)["conditions"]
+    assert (condition["status"], condition["reason"], condition["message"]) == ("False", "Quarantined", "no room")
+    assert condition["lastTransitionTime"] == "1970-01-01T00:01:00Z"
+    (condition,) = status(GroupPicture("G01", "Active", A, proxy="The proxy is away."), 0.0)["conditions"]
+    assert (condition["status"], condition["reason"]) == ("False", "ProxyAway")
+    (condition,) = status(GroupPicture("G01", "Parking", A), 0.0)["conditions"]
+    assert (condition["status"], condition["reason"]) == ("True", "Switching")

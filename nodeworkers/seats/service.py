@@ -1,0 +1,199 @@
+"""All that a node does for its seats in one place: tenants, the proxy, helpers, the gate, and attention to each group.
+For the node's process, which runs it beside its other work.
+
+What switches seats is `switches`, activities of the groups' workflows; while Temporal is away whoever serves goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kube.client import KubeClient
+from kube.events import EventRecorder
+from nodeworkers.devices.core import Core
+from nodeworkers.devices.holdings import Holdings
+from nodeworkers.ledger import Ledger
+from nodeworkers.seats.activities import Switches
+from nodeworkers.seats.attention import Attention
+from nodeworkers.seats.backends.cuda_checkpoint import CudaCheckpoint
+from nodeworkers.seats.containers import SOCKET, Containers
+from nodeworkers.seats.doors import Doors
+from nodeworkers.seats.following import Following
+from nodeworkers.seats.gate import Gate
+from nodeworkers.seats.helper.client import HelperClient
+from nodeworkers.seats.node_host import NodeHost
+from nodeworkers.seats.node_tenants import NodeTenants
+from nodeworkers.seats.node_world import NodeWorld
+from nodeworkers.seats.proxy import ProxyControl
+from nodeworkers.seats.proxy_process import ProxyProcess
+from nodeworkers.seats.proxy_words import News, ProxyError
+from nodeworkers.seats.records import SeatRecords
+from nodeworkers.seats.reporting import GroupFacts, SeatReporting, SwitchLog
+from nodeworkers.seats.routes import Routes
+from nodeworkers.seats.simulated_gpu.machine import SimulatedCard, SimulatedMachine
+from nodeworkers.seats.slots import Slots
+from nodeworkers.seats.tenants import Tenant
+from planning.devices.offers import Device
+
+LOOK = 0.5  # seconds between looks at which groups there are, and whose seats are
+SIMULATED_GPUS = "simulated-gpus"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SeatOptions:
+    """`proxy`: the program that carries seats' requests, None where somebody else starts it; `listen`: the address that
+    it takes them on; `runtime`: the container runtime's socket; `simulated`: whether GPUs are.
+    """
+
+    proxy: Path | None
+    listen: str
+    runtime: Path = SOCKET
+    simulated: bool = False
+
+
+class SeatService:
+    """One node's. `poke` tells a group's workflow that it is to look; `away`: why no workflow is told of anything, ''
+    while they are.
+    """
+
+    def __init__(
+        self, node: str, folder: Path, ledger: Ledger, kube: KubeClient, core: Core, holdings: Holdings,
+        options: SeatOptions, poke: Callable[[str], None], away: Callable[[], str],
+    ) -> None:  # fmt: skip
+        self._folder, self._core, self._holdings, self._options = folder / "seats", core, holdings, options
+        self._poke, self._away = poke, away
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.slots, self._records = Slots(ledger), SeatRecords(ledger)
+        self.gate = Gate(self.slots, self._touched)
+        self._following = Following(options.runtime)
+        self._tenants = NodeTenants(core, holdings, Containers(options.runtime), lambda: self._following.news)
+        socket = self._folder / "proxy.sock"
+        self._control = ProxyControl(socket)
+        self._proxy = ProxyProcess(options.proxy, socket, self._folder / "proxy.log", self._control)
+        self._routes = Routes(self._control, self._heard)
+        self._doors = Doors(self._routes, self._records, options.listen)
+        self._helpers: dict[str, HelperClient] = {}
+        self._backends: dict[str, CudaCheckpoint] = {}
+        self._world = NodeWorld(
+            self._tenants, self._backend, self._doors, NodeHost(self._helper, self._tenants.cgroup_of), self.slots,
+            self._records, self.gate,
+        )  # fmt: skip
+        self._log = SwitchLog()
+        self.switches = Switches(self.slots, self._world, log=self._log)
+        self._events = EventRecorder(kube, "berth-node", node)
+        self._reporting = SeatReporting(kube, node, self._events, self._facts, self._control)
+        self._attention: dict[str, tuple[Attention, asyncio.Task[None]]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def groups(self) -> Sequence[str]:
+        """All groups that have seats."""
+        return self._tenants.groups()
+
+    @property
+    def note(self) -> str:
+        """What people should know who look at the process; '' if nothing."""
+        reported = self._reporting.trouble and f"its GPUSeatGroups cannot be written: {self._reporting.trouble}"
+        return "; ".join(filter(None, (self._proxy.trouble, self._following.trouble, self._tenants.trouble, reported)))
+
+    def may_start(self, devices: Sequence[Device]) -> None:
+        """Before a container starts with these devices; called in a thread. Raises Refused."""
+        for device in devices:
+            if device.group:
+                self.gate.start(device.group, device.id)
+
+    async def run(self) -> None:
+        """Until cancelled. The proxy and the helpers go on."""
+        self._loop = asyncio.get_running_loop()
+        for seat in self.slots.active():
+            self._doors.was_open(seat)
+        async with asyncio.TaskGroup() as tasks:
+            works = (self._proxy.run, self._routes.run, self._following.run, self._hear_containers)
+            for work in (*works, self._reporting.run, self._events.run):
+                tasks.create_task(work())
+            await self._attend(tasks)
+
+    async def _attend(self, tasks: asyncio.TaskGroup) -> None:
+        while True:
+            if self._options.simulated:
+                await asyncio.to_thread(self._simulate)
+            self._doors.away = self._away()
+            for group in self.groups:
+                if group not in self._attention or self._attention[group][1].done():
+                    attention = Attention(group, self._world, self.slots, self._poke)
+                    self._attention[group] = attention, tasks.create_task(attention.run())
+            if self._tenants.unknown:
+                await self._holdings.look()
+            await self._forget()
+            await asyncio.sleep(LOOK)
+
+    def _facts(self) -> list[GroupFacts] | None:
+        if not self._core.state.cards:
+            return None  # nobody has looked yet
+        simulated = self._options.simulated
+        found = [self._world.facts(group, self._log.last(group), simulated=simulated) for group in self.groups]
+        return None if None in found else [each for each in found if each is not None]
+
+    async def _forget(self) -> None:
+        """Seats that the node has no longer, and doors of those that nobody holds."""
+        seats = {seat.id for seat in self._core.state.plan.seats}
+        if not seats and not self._core.state.cards:
+            return  # nobody has looked yet
+        self._records.keep(seats)
+        held = self._holdings.held
+        try:
+            await self._doors.keep({seat for seat in seats if seat in held})
+        except ProxyError:
+            return  # it is told when it is there again
+
+    async def _hear_containers(self) -> None:
+        news = -1
+        while True:
+            heard = await self._following.changed(news, 60.0)
+            if heard != news:
+                news = heard
+                for group in self.groups:
+                    self._touched(group)
+
+    def _heard(self, news: News) -> None:
+        for group in self._world.heard(news):
+            self._touched(group)
+
+    def _touched(self, group: str) -> None:
+        """Something is news there. Called by any thread."""
+        if self._loop is None:
+            return
+        self._loop.call_soon_threadsafe(self._touch, group)
+
+    def _touch(self, group: str) -> None:
+        self._world.stir(group)
+        if group in self._attention:
+            self._attention[group][0].touch()
+
+    def _helper(self, group: str) -> HelperClient:
+        if group not in self._helpers:
+            driver = f"simulated:{self._folder.parent / SIMULATED_GPUS}" if self._options.simulated else "cuda"
+            self._helpers[group] = HelperClient(self._folder / f"{group}.sock", driver)
+        return self._helpers[group]
+
+    def _backend(self, tenant: Tenant) -> CudaCheckpoint:
+        group = next(seat.group for seat in self._core.state.plan.seats if seat.id == tenant.seat)
+        if group not in self._backends:
+            self._backends[group] = CudaCheckpoint(self._helper(group))
+        return self._backends[group]
+
+    def _simulate(self) -> None:
+        """Lays out simulated GPUs with the UUIDs that the simulated machine shows, where they are not there yet."""
+        folder = self._folder.parent / SIMULATED_GPUS
+        gpus = [card for card in self._core.state.cards.values() if card.vendor == "nvidia" and not card.parent]
+        if not gpus:
+            return
+        machine = SimulatedMachine(folder)
+        if (folder / "cards.json").exists() and machine.cards().keys() == {card.id for card in gpus}:
+            return
+        SimulatedMachine.make(folder, [SimulatedCard(card.id, card.memory_mib * 2**20) for card in gpus])
