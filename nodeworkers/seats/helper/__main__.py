@@ -1,7 +1,8 @@
 """`python -m nodeworkers.seats.helper --socket PATH --driver cuda` (or simulated:FOLDER): one group's helper, until
 SIGTERM.
 
-It begins as nobody's child and outlives whoever began it. A second one on the same socket ends at once.
+It begins as nobody's child and outlives whoever began it. A second one on the same socket ends at once, and one whose
+socket is gone ends as if it were told to: nobody can speak to it any more.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from pathlib import Path
 from nodeworkers.seats.helper.driver import Driver, DriverError
 from nodeworkers.seats.helper.serving import Helper
 
+_LOOK = 1.0  # seconds between looks whether its socket is still there: nobody else can reach it
+
 
 def driver_of(name: str) -> Driver:
     """Ready for calls. Raises DriverError, and ValueError for a name that is none."""
@@ -32,6 +35,13 @@ def driver_of(name: str) -> Driver:
 
         return CudaDriver()
     raise ValueError(f"There is no driver {name!r}: cuda, or simulated:FOLDER.")
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return None
 
 
 def main() -> int:
@@ -68,9 +78,12 @@ def main() -> int:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: told.set())
             threading.Thread(target=helper.serve, args=(listener,), daemon=True).start()
-            told.wait()
+            mine = _inode(path)
+            while not told.wait(_LOOK) and _inode(path) == mine:
+                pass
             helper.end()  # no call is ever broken off
-            path.unlink(missing_ok=True)
+            if _inode(path) == mine:
+                path.unlink(missing_ok=True)
     return 0
 
 

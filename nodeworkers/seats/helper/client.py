@@ -103,19 +103,17 @@ class HelperClient:
 
     async def _ask_once(self, op: str, fields: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         reader, writer = await self._connected()
-        sent = False
         try:
             async with asyncio.timeout(seconds):
                 writer.write(packed({"op": op, **fields}))
-                sent = True
                 await writer.drain()
                 told = parsed(await reader.readexactly(size(await reader.readexactly(HEAD))))
         except TimeoutError as error:
             message = f"The helper on {self._socket} has not answered {op} for {seconds:.0f} s."
-            raise (UnsettledError if sent and op in _CHANGES else HelperError)(message) from error
+            raise (UnsettledError if op in _CHANGES else HelperError)(message) from error
         except (OSError, asyncio.IncompleteReadError, FrameError) as error:
             message = f"The helper on {self._socket} went away amid {op}: {error}."
-            raise (UnsettledError if sent and op in _CHANGES else _WentAwayError)(message) from error
+            raise (UnsettledError if op in _CHANGES else _WentAwayError)(message) from error
         finally:
             writer.close()
             with contextlib.suppress(OSError):
@@ -132,25 +130,32 @@ class HelperClient:
         async with self._starting:
             with contextlib.suppress(OSError):
                 return await asyncio.open_unix_connection(self._socket)
-            _log.info("a helper is begun on %s", self._socket)
-            try:
-                ended = await asyncio.to_thread(self._begin)
-            except OSError as error:
-                raise HelperError(f"No helper can be begun on {self._socket}: {error}.") from error
-            try:
-                return await self._begun(ended)
-            finally:
-                os.close(ended)
+            deadline = asyncio.get_running_loop().time() + _STARTING
+            while (found := await self._begun(deadline)) is None:
+                pass
+            return found
 
-    async def _begun(self, ended: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + _STARTING
-        while loop.time() < deadline:
-            with contextlib.suppress(OSError):
-                return await asyncio.open_unix_connection(self._socket)
-            if select.select([ended], [], [], 0)[0] and not self._another():
-                break
-            await asyncio.sleep(0.02)
+    async def _begun(self, deadline: float) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+        """A connection to a new helper, or to one that was there; None where that one ended meanwhile."""
+        _log.info("a helper is begun on %s", self._socket)
+        try:
+            ended = await asyncio.to_thread(self._begin)
+        except OSError as error:
+            raise HelperError(f"No helper can be begun on {self._socket}: {error}.") from error
+        try:
+            loop, another = asyncio.get_running_loop(), False
+            while loop.time() < deadline:
+                with contextlib.suppress(OSError):
+                    return await asyncio.open_unix_connection(self._socket)
+                if select.select([ended], [], [], 0)[0]:
+                    if not self._another():
+                        break
+                    another = True
+                await asyncio.sleep(0.02)
+        finally:
+            os.close(ended)
+        if another and loop.time() < deadline:
+            return None
         raise HelperError(f"The helper on {self._socket} was begun and does not answer: {self._last_words()}.")
 
     def _another(self) -> bool:

@@ -107,16 +107,16 @@ class SimulatedDevice:
             threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
 
     def _talk(self, connection: socket.socket) -> None:
-        with connection, connection.makefile("rwb") as stream:
+        # Whoever asked may be gone by the answer; the call was carried out all the same.
+        with contextlib.suppress(OSError), connection, connection.makefile("rwb") as stream:
             for line in stream:
                 asked = json.loads(line)
                 try:
                     told: Mapping[str, Any] = {"state": self.state, **self._do(asked)}
                 except SimulatedDriverError as error:
                     told = {"error": str(error), "state": self.state}
-                with contextlib.suppress(OSError):  # whoever asked is gone; the call was carried out all the same
-                    stream.write(json.dumps(told).encode() + b"\n")
-                    stream.flush()
+                stream.write(json.dumps(told).encode() + b"\n")
+                stream.flush()
 
     def _do(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
         match asked["op"]:

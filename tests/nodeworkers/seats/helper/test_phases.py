@@ -157,6 +157,21 @@ def test_a_pid_that_changes_hands_amid_a_phase_is_not_touched(living: set[int]) 
     assert driver.calls == ["lock 1"]
 
 
+def test_a_pid_that_changes_hands_right_before_a_call_is_not_touched(living: set[int]) -> None:
+    class Swift(ScriptedDriver):
+        def state(self, pid: int) -> str | None:
+            living.discard(pid)
+            return super().state(pid)
+
+    driver = Swift({1: RUNNING})
+    try:
+        result = Phases(driver).park([ONE])
+    finally:
+        living.add(1)
+    assert (result.outcome, result.told) == ("lost", "process 1 died while locking")
+    assert not driver.calls
+
+
 @pytest.mark.parametrize("state", ["state 4", "state 5", "RESTORING"])
 def test_states_that_nobody_knows_are_on_their_way(state: str) -> None:
     assert held([state, RUNNING]) == "Changing"

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import stat
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -36,13 +35,10 @@ async def test_is_begun_once_and_knows_its_gpus(group: Rig) -> None:
 
 async def test_a_second_one_ends_at_once(group: Rig) -> None:
     pid = (await group.helper.hello()).pid
-    second = await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, "-m", "nodeworkers.seats.helper", "--socket", group.socket, "--driver", "nonsense"],
-        capture_output=True,
-        check=False,
-    )
-    assert second.returncode == 1 and b"Another helper serves" in second.stderr
+    command = [sys.executable, "-m", "nodeworkers.seats.helper", "--socket", str(group.socket), "--driver", "nonsense"]
+    second = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    _, said = await second.communicate()
+    assert second.returncode == 1 and b"Another helper serves" in said
     assert (await group.helper.hello()).pid == pid
 
 
@@ -52,6 +48,15 @@ async def test_it_begins_anew_where_one_was_killed(group: Rig) -> None:
     await group.ended(pid)
     assert group.socket.exists(), "nobody removed it"
     assert (await group.helper.hello()).pid != pid
+
+
+async def test_one_whose_socket_is_gone_ends_and_makes_room_for_another(group: Rig) -> None:
+    pid = (await group.helper.hello()).pid
+    group.socket.unlink()
+    again = await group.helper.hello()
+    assert again.pid != pid
+    await group.ended(pid)
+    assert group.socket.exists(), "it leaves the other's alone"
 
 
 async def test_it_ends_when_what_is_under_way_has_ended(group: Rig) -> None:

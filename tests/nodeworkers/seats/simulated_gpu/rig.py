@@ -122,11 +122,21 @@ class Rig:
                 for process in model.processes[1:]:
                     os.kill(process.pid, signal.SIGKILL)
             model.kill()
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as there:
-            there.connect(str(self.socket))
-            pid = (await self.helper.hello()).pid
-            os.kill(pid, signal.SIGKILL)
-            await self.ended(pid)
+        while helpers := _with(str(self.socket)):  # those too that were begun and are not there yet
+            for pid in helpers:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                await self.ended(pid)
+
+
+def _with(argument: str) -> list[int]:
+    """Processes with this argument."""
+    found = []
+    for each in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if argument.encode() in each.read_bytes().split(b"\0"):
+                found.append(int(each.parent.name))
+    return found
 
 
 def _runs(pid: int) -> bool:
