@@ -28,6 +28,7 @@ class _Seat:
     told: tuple[float, float] | None = None  # when somebody was told how long it takes, and how long
     asked_from: float | None = None
     traffic: Traffic | None = None
+    ended: float | None = None  # when its last request did
 
 
 class GroupHistory:
@@ -83,6 +84,7 @@ class GroupHistory:
         """The proxy tells of a seat's requests: whether that may change who is next."""
         each = self._seats[traffic.seat]
         before, each.traffic = each.traffic, traffic
+        each.ended = now - traffic.ended if traffic.ended is not None else None
         if traffic.held and each.came is None and each.since is None:
             each.since = now - (traffic.oldest or 0.0)
         busy = traffic.in_flight > 0
@@ -120,7 +122,7 @@ class GroupHistory:
         came = each.came if each.came is not None else since
         oldest = now - (each.since if each.since is not None else each.left)
         running = traffic.in_flight if traffic is not None else 0
-        ended = traffic.ended if traffic is not None and traffic.ended is not None else now - came
+        idle = now - (each.ended if each.ended is not None else came)
         used = each.used.within(now)
         if each.came is not None:
             used += min(now - each.came, self.window)
@@ -132,7 +134,7 @@ class GroupHistory:
             held=traffic.held if traffic is not None else 0,
             oldest=oldest if asked is None else max(oldest if each.since is not None else 0.0, now - asked),
             running=running,
-            idle=0.0 if running else ended,
+            idle=0.0 if running else idle,
             resident=now - (came if phase is Phase.ACTIVE else since),
             used=used,
             priority=settings.priority,

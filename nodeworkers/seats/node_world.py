@@ -114,7 +114,11 @@ class NodeWorld:
         known = self._records.held_by(tenant.seat, tenant.uid).known
         if not tenant.running:
             return SeatLook("Waiting", told=tenant.told or (known.why_not if known.lost else ""), ended=tenant.ended)
-        reading = await self._backend(tenant).read(self._server(tenant))
+        try:
+            reading = await self._backend(tenant).read(self._server(tenant))
+        except UntouchedError as unread:
+            # Nobody knows how it is. That is not that it does nothing.
+            return SeatLook("Changing", told=str(unread))
         state = _STATES[reading.held]
         if reading.held == "Gone" and known.processes and not self._slots.has(tenant.seat):
             # What was parked is gone with its processes, and its container runs on without them.

@@ -80,6 +80,7 @@ def test_how_long_a_seat_is_asked_is_a_mean_and_a_cut_ends_none() -> None:
     assert history.heard(traffic(A, ended=0.0), 20.0)
     view = seen(history, A, Phase.ACTIVE, 20.0)
     assert (view.running, view.idle, view.busy) == (0, 0.0, 10.0)
+    assert seen(history, A, Phase.ACTIVE, 20.5).idle == 0.5, "also while nothing is heard of it"
     history.heard(traffic(A, in_flight=1), 21.0)
     history.drained(A, 51.0)
     assert (seen(history, A, Phase.DRAINING, 51.0).busy or 0.0) > 10.0
