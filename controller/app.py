@@ -177,7 +177,8 @@ class Controller:
         next_sweep = pause = 0.0
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._sweep_now.wait(), timeout=pause)
+                async with asyncio.timeout(pause):
+                    await self._sweep_now.wait()
             now = time.monotonic()
             whole = self._sweep_now.is_set() or now >= next_sweep
             self._sweep_now.clear()

@@ -121,7 +121,8 @@ class CacheWatch:
         while True:
             await self._wake.wait()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._urgent.wait(), FLEET_PAUSE)
+                async with asyncio.timeout(FLEET_PAUSE):
+                    await self._urgent.wait()
             await asyncio.sleep(PAUSE)
             self._wake.clear()
             self._urgent.clear()

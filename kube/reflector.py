@@ -133,7 +133,8 @@ class Reflector(Generic[T]):
         entry = (resource_version, waiter)
         self._waiters.append(entry)
         try:
-            await asyncio.wait_for(waiter, timeout)
+            async with asyncio.timeout(timeout):
+                await waiter
         except TimeoutError:
             return False
         finally:

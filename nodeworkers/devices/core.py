@@ -160,7 +160,8 @@ class Core:
             group.create_task(self._follow_configuration())
             while True:
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._due.wait(), ANEW)
+                    async with asyncio.timeout(ANEW):  # `wait_for` of Python 3.11 may lose a cancellation
+                        await self._due.wait()
                 await asyncio.sleep(TOGETHER)
                 self._due.clear()
                 try:
