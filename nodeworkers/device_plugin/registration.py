@@ -40,6 +40,7 @@ _WATCHED_SETTLE_SECONDS = 1.5  # a kubelet that watches compares once a second w
 _STEADY_SECONDS = 10.0  # a generation that lived so long was well: the pauses begin anew
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 3.0  # with what else it takes, capacity is back 5 s after the kubelet can answer
 _GRACE_SECONDS = 5.0  # for calls that are being answered when a server ends
+_END_SECONDS = 2.0  # for the server's own end after that
 _WATCHED = pluginregistration_pb2.DESCRIPTOR.services_by_name["Registration"]
 _log = logging.getLogger(__name__)
 
@@ -245,7 +246,12 @@ class Registration:
             return
         heard = generation.plugin.streams > 0
         generation.plugin.close()
-        await generation.server.stop(grace=_GRACE_SECONDS)
+        try:
+            async with asyncio.timeout(_GRACE_SECONDS + _END_SECONDS):
+                await generation.server.stop(grace=_GRACE_SECONDS)
+        except TimeoutError:
+            # gRPC sets no limit of its own for the end of calls that it has cancelled; capacity waits for the next one.
+            _log.warning("The server of %s on %s does not end: it is left.", self.resource, generation.path.name)
         generation.path.unlink(missing_ok=True)
         if heard:
             # Nothing tells when the kubelet has seen it. Where this is too short the kubelet ends the new stream too,

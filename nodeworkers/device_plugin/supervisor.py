@@ -12,6 +12,7 @@ import re
 import secrets
 import socket
 import stat
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -21,6 +22,9 @@ from nodeworkers.devices.frontend import Devices
 from nodeworkers.devices.holdings import PodResourcesError
 
 _CHECK_SECONDS = 30.0
+# What a kubelet takes for the end of a stream just begun is lost soon after a registration, or not at all: for so long
+# it is asked more often, so that capacity is back within 5 s.
+_YOUNG_SECONDS, _YOUNG_CHECK_SECONDS = 20.0, 1.5
 _AGAIN_SECONDS = 2.0  # what was sent may be under way: drift is what is there twice
 _NAMED = 3
 _OURS = re.compile(re.escape(PREFIX) + r"[0-9a-f]{12}-[0-9]+\.sock")
@@ -75,11 +79,20 @@ class Supervisor:
 
     async def _check_always(self) -> None:
         while True:
-            await asyncio.sleep(_CHECK_SECONDS)
+            await self._pause()
             try:
                 await self.check()
             except Exception:
                 _log.exception("Asking the kubelet what it advertises.")
+
+    async def _pause(self) -> None:
+        """Until the kubelet is to be asked again: soon after something was registered."""
+        until = time.monotonic() + _CHECK_SECONDS
+        while time.monotonic() < until:
+            await asyncio.sleep(_YOUNG_CHECK_SECONDS)
+            since = [status.registered_since for status in self.statuses() if status.registered_since is not None]
+            if since and time.time() - max(since) < _YOUNG_SECONDS:
+                return
 
     async def check(self) -> tuple[str, ...]:
         """Asks the kubelet what it advertises and registers anew what it has otherwise than served: sentences."""

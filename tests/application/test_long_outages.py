@@ -78,8 +78,9 @@ async def test_temporal_is_away_for_longer_than_anybody_waits(long_stories: Begu
 async def api_server_is_away(tenant: Tenant) -> None:
     stack = tenant.stack
     pids = {name: stack.pid(name) for name in OURS}
-    # Nothing ends while the API server is away: kwok counts anew when it is back.
-    uids = await under_way(tenant, runs_on="20s", queued=("queued-1", "queued-2"))
+    # Nothing ends while the API server is away: kwok counts anew when it is back. Before that it runs for longer than a
+    # slow machine needs to see that others wait for its place.
+    uids = await under_way(tenant, runs_on="50s", queued=("queued-1", "queued-2"))
     async with stopped(stack, "kube-scheduler"):
         await tenant.node("c", 1)
         # Once it runs, it does so for as long as the ledger's activity pauses: its withdrawal may come meanwhile.

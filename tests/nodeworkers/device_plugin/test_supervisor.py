@@ -294,6 +294,8 @@ async def test_it_looks_by_itself(
     kubelet: SmallKubelet, devices: SimulatedDevices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervising, "_CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(supervising, "_YOUNG_CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(supervising, "_YOUNG_SECONDS", 0.0)
     monkeypatch.setattr(supervising, "_AGAIN_SECONDS", 0.05)
     async with supervised(kubelet, devices) as supervisor:
         await kubelet.until({N150: 4})
@@ -301,6 +303,16 @@ async def test_it_looks_by_itself(
         kubelet.healthy[N150] = frozenset()  # as the race leaves it
         await until(lambda: of(supervisor).registrations >= 2 and of(supervisor).serving)
         await kubelet.until({N150: 4})
+
+
+async def test_capacity_that_a_race_takes_right_after_a_registration_is_back_within_five_seconds(
+    kubelet: SmallKubelet, devices: SimulatedDevices
+) -> None:
+    async with supervised(kubelet, devices) as supervisor:
+        await kubelet.until({N150: 4})
+        await until(lambda: of(supervisor).serving)
+        kubelet.healthy[N150] = frozenset()
+        await kubelet.until({N150: 4}, seconds=5)
 
 
 async def test_a_change_under_way_is_no_drift(
