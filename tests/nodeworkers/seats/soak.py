@@ -96,9 +96,9 @@ class _Client(Thread):
                 seen.wrong.append(f"{self._server} was asked {id} and got {status}: {body[:200]!r}")
 
 
-def soak(node: Seated, seconds: float, *, kills: bool) -> Seen:
-    """Asks for so long. Asserts nothing."""
-    seen, over = Seen(), Event()
+def soak(node: Seated, seconds: float, *, kills: bool, seen: Seen | None = None) -> Seen:
+    """Asks for so long, and adds to what was `seen`. Asserts nothing."""
+    seen, over = seen or Seen(), Event()
     addresses = {name: node.node.get("service", name)["spec"]["clusterIP"] for name in NAMES}
     clients = [_Client(name, addresses[name], seen, over) for name in NAMES for _ in range(CLIENTS)]
     for client in clients:
@@ -107,7 +107,7 @@ def soak(node: Seated, seconds: float, *, kills: bool) -> Seen:
     victims = _victims(node)
     try:
         while time.monotonic() < deadline:
-            time.sleep(random.uniform(*_PAUSE))
+            time.sleep(min(random.uniform(*_PAUSE), max(0.0, deadline - time.monotonic())))
             if kills:
                 # Each in turn, in another order each time.
                 least = min(seen.victims[name] for name in victims)

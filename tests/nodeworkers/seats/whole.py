@@ -120,14 +120,16 @@ class Seated:
 
 
 @contextmanager
-def seated(folder: Path) -> Iterator[Seated]:
-    """With one group of two GPUs and three seats on it, which nobody holds yet."""
+def seated(folder: Path, lost_percent: int = 10) -> Iterator[Seated]:
+    """With one group of two GPUs and three seats, which nobody holds yet. `lost_percent`: what switches may take."""
     options = (
         "--device-plugin", "kyb.ai/*", "--switch-seats", "--seat-proxy", str(ensure("seat-proxy")),
         "--container-runtime", str(NodeFolders(Layout.of(folder / "stack")).socket),
     )  # fmt: skip
     with machine(folder, *options) as node:
-        node.apply(seats(("G01", [0, 1]), per_group=len(NAMES)))
+        profile = seats(("G01", [0, 1]), per_group=len(NAMES))
+        profile["spec"]["profiles"][0]["policy"] = {"type": "onDemand", "lostPercent": lost_percent}
+        node.apply(profile)
         node.until_allocatable(SEAT, len(NAMES))
         made = Seated(node)
         node.until("simulated GPUs are laid out", (made.folder / "cards.json").exists)
