@@ -20,6 +20,7 @@ from nodeworkers.hardware.machine import read as read_machine
 from planning import strategies
 from planning.caches.volumes import DRIVER, VolumeRequest, volume_request
 from planning.naming import STRATEGY_ANNOTATION
+from planning.seats.endpoints import seat_service
 from tests.docs.pages import FENCE, PAGES, ROOT, named, read
 
 _OF_THE_POD = tuple(f"csi.storage.k8s.io/{each}" for each in ("ephemeral", "pod.uid", "pod.namespace", "pod.name"))
@@ -71,6 +72,9 @@ def test_examples_are_valid(where: str, document: dict[str, Any]) -> None:
             cache, refused = model.parse(document["spec"])
             assert cache is not None, refused
             Reference.parse(cache.oci_image.image)
+        case "Service":
+            found = seat_service(document)
+            assert found is not None and not found.problem, found
         case "Pod":
             mounted = {
                 each["name"]: each["mountPath"]

@@ -14,6 +14,7 @@ from tests.docs.pages import ROOT, read
 
 CACHES = ROOT / "docs" / "kernelcaches.md"
 DEVICES = ROOT / "docs" / "devices.md"
+SEATS = ROOT / "docs" / "seats.md"
 # Values of other fields than a condition's reason, and conditions themselves.
 _NO_CACHE_REASON = {
     "Error", "Outdated", "False", "True", "Unknown", "Always", "Never", "Pending", "Failed", "Normal", "Warning",
@@ -42,6 +43,8 @@ def test_the_nodes_options_and_attributes_are_all_told() -> None:
     told = dict(re.findall(r"^\| `(--[a-z-]+)` \| (.*?) \|", section, re.MULTILINE))
     devices = re.split(r"^## What is offered, and how$", read(DEVICES), flags=re.MULTILINE)[1]
     told |= dict(re.findall(r"^\| `(--[a-z-]+)` \| (.*?) \|", devices.split("\n## ")[0], re.MULTILINE))
+    switching = re.split(r"^## Switching$", read(SEATS), flags=re.MULTILINE)[1].split("\n## ")[0]
+    told |= dict(re.findall(r"^\| `(--[a-z-]+)` \| (.*?) \|", switching, re.MULTILINE))
     everywhere = {"--help", *(commands()["worker"] - {"--make-current"})}
     assert set(told) == commands()["node"] - everywhere
     attributes = re.split(r"^\| attribute \|", read(CACHES), flags=re.MULTILINE)[1].split("\n\n")[0]

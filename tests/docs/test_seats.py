@@ -22,10 +22,12 @@ from crds.gpuseatprofile import (
     SeatPolicy,
     SeatProfile,
 )
+from nodeworkers.seats.records import PORTS
 from nodeworkers.seats.reporting import REFRESH
-from planning.seats import rules
+from planning.seats import pod_settings, rules
 from planning.seats.events import OFTEN, QUIET
 from planning.seats.orders import GroupPhase
+from planning.seats.pod_settings import PodSettings
 from tests.docs.offered import literals
 from tests.docs.pages import ROOT, read, rows
 
@@ -102,3 +104,20 @@ def test_what_a_quarantine_says_is_what_the_runbook_has() -> None:
     quoted = re.findall(r"“(.+?)”", table)
     code = "".join((ROOT / "nodeworkers" / "seats" / name).read_text() for name in ("switching.py", "node_world.py"))
     assert len(quoted) >= 4 and [words for words in quoted if words not in " ".join(code.split())] == []
+
+
+def test_what_a_pod_says_of_its_server() -> None:
+    told = rows(PAGE, "What a pod says")
+    words = {value for value in vars(pod_settings).values() if isinstance(value, str) and value.startswith("kyb.ai/")}
+    assert set(told) == words
+    usual = PodSettings()
+    left_out = {key: cells[-1] for key, cells in told.items()}
+    assert left_out[pod_settings.DEADLINE] == f"{usual.deadline:.0f}"
+    assert left_out[pod_settings.QUEUE] == str(usual.queue)
+    assert left_out[pod_settings.DRAIN] == f"{usual.drain:.0f}"
+    assert left_out[pod_settings.HEALTH] == f"`{usual.health}`"
+    assert (left_out[pod_settings.PRIORITY], left_out[pod_settings.WEIGHT]) == ("0", "1")
+
+
+def test_the_ports_of_seats() -> None:
+    assert f"{PORTS[0]} to {PORTS[-1]}" in PAGE.read_text()
