@@ -84,7 +84,7 @@ async def overheads(node: Seated) -> tuple[list[float], float]:
 def sizes(node: Seated) -> dict[str, int]:
     """Bytes (PSS) of what goes on for as long as the node does."""
     found = {"berth node": measure.memory(node.node.stack.pid("node")).pss}
-    for name, words in (("seat proxy", "seat-proxy"), ("helper", "nodeworkers.seats.helper")):
+    for name, words in (("seat proxy", "seat-proxy --control"), ("helper", "nodeworkers.seats.helper")):
         found[name] = sum(measure.memory(pid).pss for pid in node.processes(words))
     found["servers"] = sum(measure.memory(pid).pss for pid in node.processes("simulated_gpu.server"))
     return found

@@ -1,7 +1,7 @@
 """SeatGroup: who has the slot of one group of GPUs on one node, one switch after the other, for as long as the group is
 there.
 
-A switch is two activities of the node: clear (decide, drain, park, prove that the memory is free) and fill (wake or
+A switch is two activities of the node: clear (decide, drain, park) and fill (prove that the memory is free, wake or
 start, prove that it serves). Budget: 16 history events a switch. A node that is away is waited for: its slot stays with
 whoever has it.
 """

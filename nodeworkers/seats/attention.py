@@ -32,16 +32,18 @@ class Attention:
         self._group, self._world, self._slots, self._poke = group, world, slots, poke
         self._due = asyncio.Event()
         self._due.set()
+        self._look = True
         self._told: tuple[Slot, str] | None = None  # what the workflow was told last
         self._told_at, self._again = 0.0, _AGAIN[0]
 
-    def touch(self) -> None:
-        """Something is news there."""
+    def touch(self, *, requests: bool = False) -> None:
+        """Something is news there; `requests`: it is requests alone, for which nobody reads the hardware."""
+        self._look = self._look or not requests
         self._due.set()
 
     async def run(self) -> None:
         """Until cancelled, or the node has no such group any more."""
-        within = 0.0
+        within, loop, looked = 0.0, asyncio.get_running_loop(), 0.0
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(within):
@@ -49,9 +51,11 @@ class Attention:
             await asyncio.sleep(SOON)
             self._due.clear()
             try:
-                if await self._world.look(self._group) is None:
-                    self._poke(self._group)  # its workflow ends
-                    return
+                if self._look or loop.time() - looked > LOOK:
+                    self._look, looked = False, loop.time()
+                    if await self._world.look(self._group) is None:
+                        self._poke(self._group)  # its workflow ends
+                        return
                 within = await self._consider()
             except (UntouchedError, ProxyError) as trouble:
                 _log.debug("%s: %s", self._group, trouble)

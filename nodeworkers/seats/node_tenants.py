@@ -8,10 +8,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nodeworkers.devices.core import Core
 from nodeworkers.devices.holdings import Holder, Holdings
+from nodeworkers.seats.cgroups import CgroupError, processes
 from nodeworkers.seats.containers import Containers, ContainersError, Found
 from nodeworkers.seats.tenants import GroupTenants, Tenant
 from planning.devices.offering import Seat
@@ -49,15 +50,11 @@ class NodeTenants:
         return any(seat.id in held and not held[seat.id].pod for seat in self._core.state.plan.seats)
 
     async def of(self, group: str, *, anew: bool = False) -> GroupTenants | None:
-        if anew:
-            for seat in self._core.state.plan.seats:
-                if seat.group == group:
-                    self._seen.pop(seat.id, None)
         plan, held = self._core.state.plan, self._holdings.held
         seats = [seat for seat in plan.seats if seat.group == group]
         if not seats:
             return None
-        found = await asyncio.gather(*(self._tenant(seat, held) for seat in seats))
+        found = await asyncio.gather(*(self._tenant(seat, held, anew) for seat in seats))
         policy, zone = Policy(), "UTC"
         for profile in plan.accepted.profiles if plan.accepted is not None else ():
             if profile.resource == seats[0].resource and profile.policy is not None:
@@ -71,7 +68,7 @@ class NodeTenants:
         seen = self._seen.get(tenant.seat)
         return seen.found if seen is not None else None
 
-    async def _tenant(self, seat: Seat, held: Mapping[str, Holder]) -> Tenant | None:
+    async def _tenant(self, seat: Seat, held: Mapping[str, Holder], anew: bool) -> Tenant | None:
         holder = held.get(seat.id)
         if holder is None:
             self._seen.pop(seat.id, None)
@@ -81,6 +78,8 @@ class NodeTenants:
         who = (seat.id, seat.cards, holder.namespace, holder.pod, holder.containers[0])
         try:
             found = await self._look(seat.id, holder)
+            if anew:
+                found = await self._anew(seat.id, holder, found)
         except ContainersError as error:
             if str(error) != self.trouble:
                 _log.warning("%s", error)
@@ -112,6 +111,17 @@ class NodeTenants:
             told=told,
             ended=found.ended.at if found.ended is not None else 0.0,
         )
+
+    async def _anew(self, seat: str, holder: Holder, found: Found) -> Found:
+        """The same with the processes that its container has now, which start and end without news."""
+        if found.running is None:
+            return found
+        try:
+            now = await asyncio.to_thread(processes, found.running.cgroup)
+        except CgroupError:  # it has ended
+            self._seen.pop(seat, None)
+            return await self._look(seat, holder)
+        return replace(found, running=replace(found.running, processes=tuple(now)))
 
     async def _look(self, seat: str, holder: Holder) -> Found:
         now, news, seen = time.monotonic(), self._news(), self._seen.get(seat)

@@ -162,7 +162,8 @@ class SeatService:
 
     def _heard(self, news: News) -> None:
         for group in self._world.heard(news):
-            self._touched(group)
+            if group in self._attention:
+                self._attention[group][0].touch(requests=True)
 
     def _touched(self, group: str) -> None:
         """Something is news there. Called by any thread."""

@@ -83,9 +83,7 @@ class Group:
                 raise _Quarantine(f"{self._name} has no room for {wanted.seat}: {why}")
             if slot.seat and (kept := await self._vacate(slot, wanted.seat, timed)):
                 return Cleared("Active", slot.seat, "", kept, self._patience.again, timed.seconds)
-            slot = self._put(slot, "VerifyFree", seat="", next=wanted.seat, reason=wanted.reason)
-            with timed.stage("verify free"):
-                await self._prove_free(wanted.seat)
+            self._put(slot, "VerifyFree", seat="", next=wanted.seat, reason=wanted.reason)
             return Cleared("VerifyFree", "", wanted.seat, wanted.reason, None, timed.seconds)
         except _Quarantine as why:
             return self._quarantined(str(why), timed)

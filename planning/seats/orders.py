@@ -12,10 +12,10 @@ from typing import Literal
 
 CLEAR = "clear_slot"
 """Activity on a node's queue: GroupTask -> Cleared. Reads the hardware, puts in order what was left halfway, decides
-who is to have the slot, and if that is another drains and parks whoever has it and proves that the memory is free."""
+who is to have the slot, and if that is another drains and parks whoever has it."""
 FILL = "fill_slot"
 """Activity on a node's queue: GroupTask -> Filled. Gives the slot that is clear to whom it was cleared for: wakes it,
-or lets its container start, and proves that it serves."""
+or lets its container start, once its GPUs are proven to have room, and proves that it serves."""
 NEWS = "news"
 """Signal of a node's process to a group's workflow, without content: somebody waits, or something changed there."""
 SEAT_GROUP_WORKFLOW = "SeatGroup"

@@ -49,7 +49,7 @@ async def switching(folder: Path, stack: Stack) -> AsyncIterator[Switching]:
     async with simulated_node(folder, EAGER) as node:
         news = SeatNews(NODE, lambda: temporal, lambda: [GROUP])
         attention = Attention(GROUP, node.world, node.slots, news.poke)
-        node.touched = attention.touch
+        node.touched = lambda: attention.touch(requests=True)
         switches = Switches(node.slots, node.world, PATIENCE)
         worker = Worker(temporal, task_queue=seat_queue(NODE), activities=[switches.clear, switches.fill])
         async with worker:

@@ -149,7 +149,7 @@ def _victims(node: Seated) -> dict[str, Callable[[], None]]:
         "berth node": restarted("node"),
         "worker": restarted("worker"),
         "temporal": restarted("temporal"),
-        "proxy": process("seat-proxy"),
+        "proxy": process("seat-proxy --control"),
         "helper": process("nodeworkers.seats.helper"),
         "server": process("simulated_gpu.server"),
         "pod": pod,

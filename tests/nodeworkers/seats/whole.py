@@ -103,7 +103,7 @@ class Seated:
 
     def end_what_outlives_berth(self) -> None:
         """The proxy and the helpers."""
-        for victim in ("seat-proxy", "nodeworkers.seats.helper"):
+        for victim in ("seat-proxy --control", "nodeworkers.seats.helper"):
             for pid in self.processes(victim):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
