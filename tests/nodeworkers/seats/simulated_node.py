@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 from nodeworkers.ledger import Ledger
 from nodeworkers.seats.backend import Process
@@ -42,13 +43,24 @@ from nodeworkers.seats.tenants import GroupTenants, Tenant
 from planning.seats.group import Policy
 from planning.seats.host_memory import Level, NodeMemory
 from planning.seats.pod_settings import pod_settings
-from stack.native import ensure
+from stack import StackError
+from stack.native import cargo, ensure, find
 from stack.ports import choose
 
 GROUP = "G01"
 CARDS = ("GPU-0", "GPU-1")
 SIZE = 8 * 2**20  # bytes that a server has on each card
 PATIENCE = Patience(settle=20.0, free=5.0, start=20.0, serve=10.0, again=0.1)
+
+
+def program() -> Path:
+    """The seat proxy; where there is none and none can be built the test is skipped."""
+    try:
+        if find("seat-proxy") is None:
+            cargo()
+    except StackError as missing:
+        pytest.skip(f"the seat proxy cannot be had here: {missing}")
+    return ensure("seat-proxy")
 
 
 def seat(number: int) -> str:
@@ -85,7 +97,7 @@ class SimulatedNode:
         )
         self.helper = HelperClient(folder / "helper.sock", f"simulated:{self.machine.folder}", phase=10.0)
         self.control = ProxyControl(folder / "proxy.sock")
-        self.proxy = ProxyProcess(ensure("seat-proxy"), folder / "proxy.sock", folder / "proxy.log", self.control)
+        self.proxy = ProxyProcess(program(), folder / "proxy.sock", folder / "proxy.log", self.control)
         self.gate = Gate(self.slots, lambda group: None, 0.0)
         self.levels_told: tuple[Level, ...] = ()
         self.memory_told: NodeMemory | None = NodeMemory(2**34)

@@ -122,7 +122,7 @@ async def test_a_lock_that_kills(group: Rig) -> None:
     model = await group.model("first")
     server = model.server()
     group.machine.suffer({"first": ["lock-kills"]})
-    with pytest.raises(LostError, match="died while locking|could not be locked"):
+    with pytest.raises(LostError, match=r"died while locking|could not be locked"):
         await group.backend.park(server, 1)
     model.process.wait(10)
     assert (await group.backend.read(server)).held == "Gone"
