@@ -35,6 +35,7 @@ from nodeworkers.hardware.resetting import Resets, reset_for
 from nodeworkers.hardware.tenstorrent import DOMAIN as TENSTORRENT
 from nodeworkers.hardware.watching import Watching, command
 from nodeworkers.inventory import Hardware
+from nodeworkers.keeping import Keeping
 from nodeworkers.ledger import Ledger, LedgerError
 from nodeworkers.own_object import OwnObject
 from nodeworkers.sockets import SocketError
@@ -132,7 +133,7 @@ class DeviceService:
                 None if self._simulated else Path("/sys"), simulated=self._simulated,
             )  # fmt: skip
         self._dra_problem = ""
-        self._broken: dict[str, str] = {}
+        self._keeping = Keeping()
         self._reporting = OwnObject(
             kube, node, NODEDEVICES, lambda owner: document(node, owner), lambda: status(self.picture(), time.time())
         )
@@ -146,7 +147,7 @@ class DeviceService:
         try:
             async with asyncio.TaskGroup() as group:
                 for name, work in self._works().items():
-                    group.create_task(self._keep(name, work))
+                    group.create_task(self._keeping.keep(name, work))
         finally:
             await asyncio.to_thread(self._resets.finish, _LAST_RESETS)
 
@@ -166,17 +167,6 @@ class DeviceService:
             works["DRA"] = lambda: self._serve_dra(driver)
         return works
 
-    async def _keep(self, name: str, work: Callable[[], Coroutine[None, None, None]]) -> None:
-        """A mistake of ours in one part ends neither the others nor the process, which answers for mounts as well."""
-        while True:
-            try:
-                await work()
-            except Exception as error:
-                self._broken[name] = f"{name}: {error!r:.256}"
-                _log.exception("%s: it failed and is started again in %.0f s", name, _AGAIN)
-            await asyncio.sleep(_AGAIN)
-            self._broken.pop(name, None)
-
     @property
     def note(self) -> str:
         """What people should know who look at the process; '' if nothing."""
@@ -184,7 +174,7 @@ class DeviceService:
         simulated = "its devices are simulated" if self._simulated else ""
         reported = self._reporting.trouble and f"its NodeDevices cannot be written: {self._reporting.trouble}"
         return "; ".join(
-            filter(None, (*self._broken.values(), *silent, *self.core.state.problems[:3], reported, simulated))
+            filter(None, (*self._keeping.broken.values(), *silent, *self.core.state.problems[:3], reported, simulated))
         )
 
     def picture(self) -> Picture:

@@ -15,6 +15,7 @@ from nodeworkers.devices.holdings import Holder, Holdings
 from nodeworkers.seats.cgroups import CgroupError, processes
 from nodeworkers.seats.containers import Containers, ContainersError, Found
 from nodeworkers.seats.tenants import GroupTenants, Tenant
+from nodeworkers.seats.world import UntouchedError
 from planning.devices.offering import Seat
 from planning.seats.group import Policy, policy_of
 from planning.seats.pod_settings import pod_settings
@@ -88,7 +89,7 @@ class NodeTenants:
             # compared with those that there are before anything is done to them.
             before = self._seen.get(seat.id)
             if before is None or before.holder != holder:
-                raise
+                raise UntouchedError(str(error)) from error
             found = before.found
         else:
             self.trouble = ""

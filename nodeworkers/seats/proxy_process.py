@@ -13,6 +13,7 @@ import os
 import subprocess
 from pathlib import Path
 
+from nodeworkers.seats.environment import outliving
 from nodeworkers.seats.proxy import ProxyControl
 from nodeworkers.seats.proxy_words import ProxyAway, ProxyError
 
@@ -82,7 +83,7 @@ class ProxyProcess:
         with self._log.open("ab") as log:
             subprocess.run(
                 ["setsid", "--fork", str(program), "--control", str(self._socket)],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", check=False,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", env=outliving(), check=False,
             )  # fmt: skip
 
     def _hear(self, trouble: str) -> None:

@@ -16,6 +16,7 @@ from kube.client import KubeClient
 from kube.events import EventRecorder
 from nodeworkers.devices.core import Core
 from nodeworkers.devices.holdings import Holdings
+from nodeworkers.keeping import Keeping
 from nodeworkers.ledger import Ledger
 from nodeworkers.seats.activities import Switches
 from nodeworkers.seats.attention import Attention
@@ -87,6 +88,7 @@ class SeatService:
         self.switches = Switches(self.slots, self._world, log=self._log)
         self._events = EventRecorder(kube, "berth-node", node)
         self._reporting = SeatReporting(kube, node, self._events, self._facts, self._control)
+        self._keeping = Keeping()
         self._attention: dict[str, tuple[Attention, asyncio.Task[None]]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -99,7 +101,10 @@ class SeatService:
     def note(self) -> str:
         """What people should know who look at the process; '' if nothing."""
         reported = self._reporting.trouble and f"its GPUSeatGroups cannot be written: {self._reporting.trouble}"
-        return "; ".join(filter(None, (self._proxy.trouble, self._following.trouble, self._tenants.trouble, reported)))
+        broken = self._keeping.broken.values()
+        return "; ".join(
+            filter(None, (*broken, self._proxy.trouble, self._following.trouble, self._tenants.trouble, reported))
+        )
 
     def may_start(self, devices: Sequence[Device]) -> None:
         """Before a container starts with these devices; called in a thread. Raises Refused."""
@@ -112,11 +117,18 @@ class SeatService:
         self._loop = asyncio.get_running_loop()
         for seat in self.slots.active():
             self._doors.was_open(seat)
+        works = {
+            "seat proxy": self._proxy.run,
+            "routes of seats": self._routes.run,
+            "containers of seats": self._following.run,
+            "news of containers": self._hear_containers,
+            "GPUSeatGroups": self._reporting.run,
+            "Events of seats": self._events.run,
+        }
         async with asyncio.TaskGroup() as tasks:
-            works = (self._proxy.run, self._routes.run, self._following.run, self._hear_containers)
-            for work in (*works, self._reporting.run, self._events.run):
-                tasks.create_task(work())
-            await self._attend(tasks)
+            for name, work in works.items():
+                tasks.create_task(self._keeping.keep(name, work))
+            await self._keeping.keep("groups of seats", lambda: self._attend(tasks))
 
     async def _attend(self, tasks: asyncio.TaskGroup) -> None:
         while True:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeworkers.seats.backend import Process, Reading
+from nodeworkers.seats.environment import outliving
 from nodeworkers.seats.helper.driver import CardMemory
 from nodeworkers.seats.helper.frames import HEAD, FrameError, packed, parsed, size
 from nodeworkers.seats.helper.phases import Result
@@ -184,7 +185,8 @@ class HelperClient:
             with self._log_file.open("ab") as log:
                 subprocess.run(
                     ["setsid", "--fork", *command, "--socket", str(self._socket.absolute()), "--driver", self._driver],
-                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", check=False, pass_fds=[lives],
+                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", env=outliving(), check=False,
+                    pass_fds=[lives],
                 )  # fmt: skip
         except OSError:
             os.close(ended)
