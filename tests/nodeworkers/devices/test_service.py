@@ -4,7 +4,6 @@ and what people are told is so.
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -224,27 +223,3 @@ async def test_metrics_say_which_devices_are_simulated(node: Node, simulated: bo
         metrics.observe(lambda: (made.core.state, {}, (), simulated))
         found = [name for name in scrape() if name.startswith(("berth_device_healthy{", "berth_devices{"))]
     assert len(found) == 5 and all(f'simulated="{str(simulated).lower()}"' in name for name in found)
-
-
-async def test_a_part_that_breaks_off_is_begun_anew_beside_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "_AGAIN", 0.02)
-    made = object.__new__(DeviceService)
-    made._broken = {}
-    begun, told = 0, []
-
-    async def breaks() -> None:
-        nonlocal begun
-        begun += 1
-        if begun < 3:
-            raise RuntimeError("a mistake")
-        told.append(dict(made._broken))
-        await asyncio.Event().wait()
-
-    task = asyncio.create_task(made._keep("allocation", breaks))
-    try:
-        async with asyncio.timeout(10):
-            while not told:
-                await asyncio.sleep(0.005)
-        assert begun == 3 and not task.done() and told == [{}], "what is well again is not told any more"
-    finally:
-        task.cancel()
