@@ -95,9 +95,11 @@ class SeatRecords:
         return found
 
     def held_by(self, seat: str, pod: str) -> SeatRecord:
-        """The same for the pod with this UID: if another had the seat before, nothing is known of its server."""
+        """The same for the pod with this UID: if another had the seat before, nothing is known of its server. '': of a
+        pod that is not known yet, for which what was known goes on to count.
+        """
         found = self.of(seat)
-        if found.holder == pod:
+        if pod in (found.holder, ""):
             return found
         return self._put(SeatRecord(seat, found.port, pod))
 

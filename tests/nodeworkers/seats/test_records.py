@@ -41,6 +41,7 @@ def test_what_was_measured_outlives_the_process_but_not_the_pod(ledger: Ledger) 
     records.put(SEATS[0], first.known.took("wake", 4.0).took("wake", 5.0))
     again = SeatRecords(ledger)
     assert again.held_by(SEATS[0], "uid-a").known == Known(wake=4.2)
+    assert again.held_by(SEATS[0], "").known == Known(wake=4.2), "who holds it is not known yet after a restart"
     other = again.held_by(SEATS[0], "uid-b")
     assert (other.known, other.port) == (Known(), first.port)
 
