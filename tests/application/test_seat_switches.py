@@ -5,7 +5,6 @@ answered once, by whom it was meant for.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -31,6 +30,7 @@ NODE = "seat-switches"
 
 @asynccontextmanager
 async def switching(folder: Path, stack: Stack) -> AsyncIterator[SimulatedNode]:
+    """A simulated node whose group is switched by the stack's Temporal."""
     endpoints = stack.endpoints
     temporal = await connect_temporal(
         ProcessOptions(temporal_address=endpoints.temporal_address, temporal_namespace=endpoints.temporal_namespace),
@@ -50,8 +50,9 @@ async def switching(folder: Path, stack: Stack) -> AsyncIterator[SimulatedNode]:
                 for task in tasks:
                     task.cancel()
                 await asyncio.wait(tasks)
-                with contextlib.suppress(Exception):
-                    await temporal.get_workflow_handle(group_id(NODE, GROUP)).terminate("the test is over")
+                workflow = temporal.get_workflow_handle(group_id(NODE, GROUP))
+                await workflow.signal("dismiss")
+                await workflow.result()
 
 
 async def test_two_hundred_switches_lose_no_request(deployed: Stack, tmp_path: Path) -> None:

@@ -31,8 +31,8 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_an_installed_berth_finds_its_manifests_and_its_trace(installed: Path) -> None:
     found = [manifest["spec"]["names"]["plural"] for manifest in install.manifests("crds")]
     assert found == [
-        "gpumodelprofiles", "gpuquotas", "gpureservations", "gpuseatprofiles", "gpuworkloads", "kernelcachepolicies",
-        "nodedevices", "tritonkernelcacheclusters", "tritonkernelcachenodestatusclusters",
+        "gpumodelprofiles", "gpuquotas", "gpureservations", "gpuseatgroups", "gpuseatprofiles", "gpuworkloads",
+        "kernelcachepolicies", "nodedevices", "tritonkernelcacheclusters", "tritonkernelcachenodestatusclusters",
         "tritonkernelcachenodestatuses", "tritonkernelcaches",
     ]  # fmt: skip
     assert install.manifests("rbac") and install.manifests("policies") and install.manifests("csi")

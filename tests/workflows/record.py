@@ -1,5 +1,5 @@
 """Records the histories that test_replay.py replays: `python -m tests.workflows.record`, on stacks of their own; with
-names of plays (scenarios, provisioning, kernel_caches, devices) those alone.
+names of plays (scenarios, provisioning, kernel_caches, devices, seats) those alone.
 
 Every scenario is played on the real control plane; what Temporal recorded is written to histories/, named after the
 scenario and the build, so that histories of older builds stay and go on being replayed.
@@ -39,11 +39,15 @@ from planning.caches.orders import (
     node_cache_id,
     node_id,
 )
+from planning.seats.orders import group_id
 from stack import Endpoints, Lines, Stack, UpOptions
 from tests.application.autoscaler import CLASS, SimulatedAutoscaler, install_kind
 from tests.application.cache_nodes import SimulatedAgent, is_ready, serving
 from tests.application.tenant import Tenant, condition, eventually
 from tests.application.test_devices import COUNT, profile, says, seated, simulated, until_labels, until_ready_is
+from tests.application.test_seat_switches import NODE as SEATS_NODE
+from tests.application.test_seat_switches import switching
+from tests.nodeworkers.seats.simulated_node import GROUP
 
 FOLDER = Path(__file__).parent / "histories"
 
@@ -236,12 +240,27 @@ async def record(stack: Stack, play: Callable[[Tenant], Awaitable[dict[str, str]
         sys.stdout.write(f"{path.name}: {len(history.events)} events\n")
 
 
+async def seats(tenant: Tenant) -> dict[str, str]:
+    """Three servers on one group: each starts, and two are woken."""
+    with tempfile.TemporaryDirectory() as folder:
+        async with switching(Path(folder), tenant.stack) as node:
+            for number in (1, 2, 3):
+                node.add(number)
+            for number in (1, 2, 3, 1, 2):
+                status, _ = await node.ask(number, seconds=60)
+                assert status == 200
+    return {"seatgroup-switched": group_id(SEATS_NODE, GROUP)}
+
+
 def main() -> None:
     def with_autoscaler(endpoints: Endpoints) -> None:
         install_kind(endpoints)
         after_up(endpoints, {"provisioning": PROVISIONING})
 
-    plays = ((scenarios, after_up), (provisioning, with_autoscaler), (kernel_caches, after_up), (devices, after_up))
+    plays = (
+        (scenarios, after_up), (provisioning, with_autoscaler), (kernel_caches, after_up), (devices, after_up),
+        (seats, after_up),
+    )  # fmt: skip
     for play, install in plays:
         if sys.argv[1:] and play.__name__ not in sys.argv[1:]:
             continue

@@ -25,6 +25,7 @@ from workflows.node import Node
 from workflows.node_kernel_cache import NodeKernelCache
 from workflows.placement import Placement
 from workflows.provisioning import Provisioning
+from workflows.seat_group import SeatGroup
 
 HISTORIES = sorted((Path(__file__).parent / "histories").glob("*.json"))
 
@@ -34,7 +35,7 @@ PASSED_THROUGH = ("crds", "planning", "activities", "pydantic", "pydantic_core",
 
 def replayer() -> Replayer:
     return Replayer(
-        workflows=[Placement, GPUWorkload, Provisioning, KernelCache, NodeKernelCache, Node, Devices],
+        workflows=[Placement, GPUWorkload, Provisioning, KernelCache, NodeKernelCache, Node, Devices, SeatGroup],
         workflow_runner=SandboxedWorkflowRunner(
             restrictions=SandboxRestrictions.default.with_passthrough_modules(*PASSED_THROUGH)
         ),
@@ -75,6 +76,7 @@ def test_every_workflow_and_every_way_through_it_is_recorded() -> None:
         "nodekernelcache-retried",
         "node-changed",
         "devices-shown",
+        "seatgroup-switched",
     } <= names
 
 

@@ -51,6 +51,8 @@ class Held:
                 stdin=stdin,
                 stderr=error,
                 cwd=folder,
+                # A shell cannot trap what was ignored before it began, as under nohup.
+                preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
             )
         self._first = bool(before)
 
