@@ -26,6 +26,8 @@ from nodeworkers.seats.world import UnsettledError, UntouchedError
 
 _READ_SECONDS = 10.0  # for what changes nothing
 _ENDING = 2.0  # that a helper takes at most from when it is killed until nobody can connect to it
+_PAUSE = 10.0  # until a helper is begun anew that could not be
+_MOST_LOG = 2**20  # bytes
 _STARTING = 30.0  # that a new helper gets: attaching to the driver takes seconds
 _CHANGES = ("park", "wake")
 _log = logging.getLogger(__name__)
@@ -56,6 +58,7 @@ class HelperClient:
     def __init__(self, socket: Path, driver: str, phase: float = 300.0) -> None:
         self._socket, self._driver, self._phase = socket, driver, phase
         self._starting = asyncio.Lock()
+        self._trouble, self._again = "", 0.0  # why none could be begun, and when it is tried again
 
     async def hello(self) -> Hello:
         """Begins it where there is none. Raises HelperError."""
@@ -131,9 +134,15 @@ class HelperClient:
         async with self._starting:
             with contextlib.suppress(OSError):
                 return await asyncio.open_unix_connection(self._socket)
-            deadline = asyncio.get_running_loop().time() + _STARTING
-            while (found := await self._begun(deadline)) is None:
-                pass
+            now = asyncio.get_running_loop().time()
+            if now < self._again:  # where there is no driver, asking costs no process each time
+                raise HelperError(self._trouble)
+            try:
+                while (found := await self._begun(now + _STARTING)) is None:
+                    pass
+            except HelperError as error:
+                self._trouble, self._again = str(error), asyncio.get_running_loop().time() + _PAUSE
+                raise
             return found
 
     async def _begun(self, deadline: float) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
@@ -182,6 +191,8 @@ class HelperClient:
         command = [sys.executable, "-m", "nodeworkers.seats.helper"]
         ended, lives = os.pipe()
         try:
+            if self._log_file.exists() and self._log_file.stat().st_size > _MOST_LOG:
+                self._log_file.unlink()
             with self._log_file.open("ab") as log:
                 subprocess.run(
                     ["setsid", "--fork", *command, "--socket", str(self._socket.absolute()), "--driver", self._driver],
