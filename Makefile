@@ -17,19 +17,22 @@ help: ## show these targets
 demo: .venv/installed ## GPUWorkloads from a real trace, on a real control plane with simulated nodes
 	$(RUN) berth demo $(ARGS)
 
-# Tests that start something wait most of their time: those of the control plane go on beside all others, which are
-# those that start nothing and then those of a real kubelet. What the others say follows. 5: of one sort there is none.
+# Tests that start something wait most of their time, so that two sorts go on side by side: those that kill processes
+# and then those of the control plane; those that start nothing and then those of a real kubelet. Killing takes both
+# cores, and is over before the kubelet's begin. What the second two say follows. 5: of one sort there is none.
 test: .venv/installed ## every test that this machine can run; what it skips is named and counted at the end
 	@mkdir -p build
 	@( nice -n 5 $(RUN) pytest -q -p no:cacheprovider -m "$(FAST)" $(ARGS) >build/test-fast.log 2>&1; fast=$$?; \
 	   $(RUN) pytest -q -p no:cacheprovider -m node $(ARGS) >build/test-node.log 2>&1; node=$$?; \
 	   for each in $$fast $$node; do [ $$each = 0 ] || [ $$each = 5 ] || exit 1; done ) & beside=$$!; \
 	trap 'pkill -P $$beside' INT TERM; \
-	$(RUN) pytest -q -m "not ($(FAST)) and not node" $(ARGS); slow=$$?; [ $$slow = 5 ] && slow=0; \
+	$(RUN) pytest -q -p no:cacheprovider -m "faults and not node" $(ARGS); faults=$$?; [ $$faults = 5 ] && faults=0; \
+	$(RUN) pytest -q -p no:cacheprovider -m "stack and not faults and not node" $(ARGS); \
+	stack=$$?; [ $$stack = 5 ] && stack=0; \
 	wait $$beside; beside=$$?; \
 	echo; echo "The tests that start nothing:"; cat build/test-fast.log; \
 	echo; echo "The tests of a real kubelet:"; cat build/test-node.log; \
-	exit $$((slow ? slow : beside))
+	exit $$((faults ? faults : stack ? stack : beside))
 
 test-fast: .venv/installed ## unit, property and replay tests only: minutes, nothing is built or started
 	$(RUN) pytest -q -m "$(FAST)" $(ARGS)
