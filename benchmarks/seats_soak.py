@@ -25,7 +25,7 @@ from benchmarks.own_stack import MEGABYTE
 from benchmarks.report import Report, arguments, progress
 from berth.demo import measure
 from berth.process import ProcessOptions, connect_temporal
-from planning.seats.orders import CLEAR, FILL, group_id
+from planning.seats.orders import group_id
 from stack.realnode import unavailable
 from tests.nodeworkers.pods import NODE
 from tests.nodeworkers.seats.soak import Seen, soak
@@ -52,32 +52,21 @@ async def overheads(node: Seated) -> tuple[list[float], float]:
     )
     temporal: Client = await connect_temporal(options, lazy=False)
     found: list[float] = []
-    names: dict[int, str] = {}
-    begun, told, events = 0.0, dict[str, float](), 0
+    begun, events = 0.0, 0
     async for event in temporal.get_workflow_handle(group_id(NODE, "G01")).fetch_history_events():
         events += 1
         at = event.event_time.ToDatetime().timestamp()
         match event.event_type:
-            case EventType.EVENT_TYPE_WORKFLOW_EXECUTION_SIGNALED:
+            case EventType.EVENT_TYPE_WORKFLOW_EXECUTION_SIGNALED | EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED:
                 begun = begun or at
-            case EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED:
-                scheduled = event.activity_task_scheduled_event_attributes
-                names[event.event_id] = scheduled.activity_type.name
-                if scheduled.activity_type.name == CLEAR:
-                    begun = begun or at
             case EventType.EVENT_TYPE_ACTIVITY_TASK_COMPLETED:
                 ended = event.activity_task_completed_event_attributes
                 said: dict[str, Any] = json.loads(ended.result.payloads[0].data)
-                if names[ended.scheduled_event_id] == FILL:
-                    told |= said["seconds"]
-                    if said["active"] and "start" not in told:
-                        own = sum(told.get(stage, 0.0) for stage in (*_BACKEND, "drain"))
-                        found.append(at - begun - own)
-                    begun, told = 0.0, {}
-                elif said["next"]:
-                    told = dict(said["seconds"])
-                else:
-                    begun = 0.0
+                told = said["seconds"]
+                if said["switched"] and "start" not in told:
+                    own = sum(told.get(stage, 0.0) for stage in (*_BACKEND, "drain"))
+                    found.append(at - begun - own)
+                begun = 0.0
     return found, events / max(1, len(found))
 
 

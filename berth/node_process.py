@@ -322,7 +322,7 @@ def build_seat_worker(temporal: Client, node: str, switches: Switches) -> Worker
     return Worker(
         temporal,
         task_queue=seat_queue(node),
-        activities=[switches.clear, switches.fill],
+        activities=[switches.turn],
         max_concurrent_activities=MOST_GROUPS,
         max_heartbeat_throttle_interval=HEARTBEATS,
         default_heartbeat_throttle_interval=HEARTBEATS,

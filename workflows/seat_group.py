@@ -1,34 +1,21 @@
 """SeatGroup: who has the slot of one group of GPUs on one node, one switch after the other, for as long as the group is
 there.
 
-A switch is two activities of the node: clear (decide, drain, park) and fill (prove that the memory is free, wake or
-start, prove that it serves). Budget: 16 history events a switch. A node that is away is waited for: its slot stays with
-whoever has it.
+A switch is one activity of the node, which decides and carries out, so that nothing of Temporal is between the GPUs'
+being cleared and their being filled. Budget: 12 history events a switch. A node that is away is waited for: its slot
+stays with whoever has it.
 """
 
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TypeVar
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy, VersioningBehavior
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 from activities.seat_signatures import GroupState
-from planning.seats.orders import (
-    CLEAR,
-    FILL,
-    NEWS,
-    SEAT_GROUP_WORKFLOW,
-    SUPERSEDED_RUN,
-    Cleared,
-    Filled,
-    GroupTask,
-    seat_queue,
-)
-
-T = TypeVar("T", Cleared, Filled)
+from planning.seats.orders import NEWS, SEAT_GROUP_WORKFLOW, SUPERSEDED_RUN, TURN, GroupTask, Turned, seat_queue
 
 # A server may drain for long and copy for minutes. A node at work says so each second or two; one that was killed is
 # asked again when it has said nothing for this long, reads how far it came, and goes on from there.
@@ -65,20 +52,14 @@ class SeatGroup:
             self._news = False
             within: float | None = None
             try:
-                cleared = await self._on_node(CLEAR, Cleared)
-                if cleared is None:
+                turned = await self._on_node()
+                if turned is None:
                     break
-                if cleared.gone:
+                if turned.gone:
                     return f"{self._state.node} has no group {self._state.group} any more"
-                self._tell(cleared.phase, cleared.active, cleared.reason)
-                within = cleared.within
-                if cleared.next:
-                    filled = await self._on_node(FILL, Filled, cleared.next)
-                    if filled is None:
-                        break
-                    self._switches += 1
-                    self._tell(filled.phase, filled.active, filled.reason)
-                    within = filled.within
+                self._switches += turned.switched
+                self._tell(turned)
+                within = turned.within
             except ActivityError as failed:
                 if is_cancelled_exception(failed):
                     raise
@@ -102,26 +83,27 @@ class SeatGroup:
         except TimeoutError:
             return
 
-    async def _on_node(self, name: str, kind: type[T], seat: str = "") -> T | None:
+    async def _on_node(self) -> Turned | None:
         """The node's answer, or None where the node went for good."""
         work = workflow.start_activity(
-            name,
-            GroupTask(self._state.node, self._state.group, workflow.info().run_id, seat),
+            TURN,
+            GroupTask(self._state.node, self._state.group, workflow.info().run_id),
             task_queue=seat_queue(self._state.node),
-            result_type=kind,
+            result_type=Turned,
             start_to_close_timeout=WORK,
             heartbeat_timeout=HEARTBEAT,
             retry_policy=RETRY,
-            summary=f"wake {seat}" if seat else "who has the slot?",
+            summary="whose turn is it?",
         )
         await workflow.wait_condition(lambda: work.done() or self._dismissed)
         if not work.done():
             work.cancel()
             return None
-        result: T = await work
+        result: Turned = await work
         return result
 
-    def _tell(self, phase: str, active: str, reason: str) -> None:
+    def _tell(self, turned: Turned) -> None:
         workflow.set_current_details(
-            f"**{phase}** {active or '(nobody)'}\n\n{reason}\n\n{self._switches} switches in this run"
+            f"**{turned.phase}** {turned.active or '(nobody)'}\n\n{turned.reason}\n\n"
+            f"{self._switches} switches in this run"
         )

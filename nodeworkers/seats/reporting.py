@@ -23,10 +23,10 @@ from nodeworkers.seats import metrics
 from nodeworkers.seats.proxy_words import ProxyError, SeatMetrics, Traffic
 from nodeworkers.seats.records import SeatRecord
 from nodeworkers.seats.slots import Slot
+from nodeworkers.seats.switching import Cleared, Filled
 from nodeworkers.seats.tenants import Tenant
 from nodeworkers.seats.world import SeatLook
 from planning.seats.events import Pace, Told, news
-from planning.seats.orders import Cleared, Filled
 from planning.seats.status import (
     CheckPicture,
     GroupPicture,

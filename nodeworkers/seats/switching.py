@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from nodeworkers.seats.slots import Slot, Slots
 from nodeworkers.seats.world import LostError, SeatLook, UnsettledError, UntouchedError, World
-from planning.seats.orders import Cleared, Filled, GroupPhase
+from planning.seats.orders import GroupPhase
 
 _ON_GPU = frozenset({"Running", "Locked"})
 _log = logging.getLogger(__name__)
@@ -47,6 +47,32 @@ class Timed:
             yield
         finally:
             self.seconds[name] = round(self.seconds.get(name, 0.0) + time.monotonic() - began, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """How the first half of a switch ended. `next` is the seat that is to get the slot, '' where all stays as it is;
+    the rest as `Turned` has it.
+    """
+
+    phase: GroupPhase
+    active: str = ""
+    next: str = ""
+    reason: str = ""
+    within: float | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    gone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """How the second half ended; `active` is '' where that did not come off, and `reason` why."""
+
+    phase: GroupPhase
+    active: str = ""
+    reason: str = ""
+    within: float | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 class _Quarantine(Exception):

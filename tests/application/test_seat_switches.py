@@ -41,7 +41,7 @@ async def switching(folder: Path, stack: Stack) -> AsyncIterator[SimulatedNode]:
         attention = Attention(GROUP, node.world, node.slots, news.poke)
         node.touched = lambda: attention.touch(requests=True)
         switches = Switches(node.slots, node.world, PATIENCE)
-        worker = Worker(temporal, task_queue=seat_queue(NODE), activities=[switches.clear, switches.fill])
+        worker = Worker(temporal, task_queue=seat_queue(NODE), activities=[switches.turn])
         async with worker:
             tasks = [asyncio.create_task(each.run()) for each in (news, attention)]
             try:

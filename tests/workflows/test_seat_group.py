@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,14 +12,13 @@ import pytest
 from temporalio.exceptions import ActivityError, ApplicationError, RetryState
 
 from activities.seat_signatures import GroupState
-from planning.seats.orders import CLEAR, FILL, SUPERSEDED_RUN, Cleared, Filled, GroupTask
+from planning.seats.orders import SUPERSEDED_RUN, TURN, GroupTask, Turned
 from workflows import seat_group
 from workflows.seat_group import LATER, SeatGroup
 
-IDLE = Cleared("Active", "kyb-G01-s1", reason="nobody waits")
-SWITCH = Cleared("VerifyFree", "", "kyb-G01-s2", "s2 waits")
-SERVES = Filled("Active", "kyb-G01-s2", "s2 serves")
-GONE = Cleared("Empty", gone=True)
+IDLE = Turned("Active", "kyb-G01-s1", reason="nobody waits")
+SWITCH = Turned("Active", "kyb-G01-s2", switched=True, reason="s2 waits")
+GONE = Turned("Empty", gone=True)
 
 
 def failed(cause: Exception | None) -> ActivityError:
@@ -27,7 +27,7 @@ def failed(cause: Exception | None) -> ActivityError:
         scheduled_event_id=1,
         started_event_id=1,
         identity="",
-        activity_type=CLEAR,
+        activity_type=TURN,
         activity_id="1",
         retry_state=RetryState.NON_RETRYABLE_FAILURE,
     )
@@ -46,7 +46,7 @@ class World:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: Any, full: bool = False) -> None:
         self.answers = list(answers)
-        self.asked: list[tuple[str, str]] = []
+        self.asked = 0
         self.waits: list[float | None] = []
         self.between: dict[int, Callable[[], None]] = {}
         self.details: list[str] = []
@@ -60,15 +60,15 @@ class World:
             continue_as_new=self._anew,
         )
         monkeypatch.setattr(seat_group, "workflow", stands_in)
-        self.meanwhile: dict[str, Callable[[], None]] = {}
+        self.meanwhile: Callable[[], None] = lambda: None
 
     def _anew(self, state: GroupState) -> None:
         raise AnewError(state)
 
     def _start(self, name: str, task: GroupTask, *, task_queue: str, **_: object) -> Any:
-        assert (task.node, task.group, task.run, task_queue) == ("n", "G01", "r1", "node-n-seats")
-        self.asked.append((name, task.next))
-        self.meanwhile.get(name, lambda: None)()
+        assert (name, task, task_queue) == (TURN, GroupTask("n", "G01", "r1"), "node-n-seats")
+        self.asked += 1
+        self.meanwhile()
         answer = self.answers.pop(0)
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if callable(answer):
@@ -96,21 +96,21 @@ class World:
         return await self.workflow.run(GroupState("n", "G01"))
 
 
-async def test_a_switch_is_two_activities_and_the_next_look_is_when_the_node_says(
+async def test_a_switch_is_one_activity_and_the_node_says_when_to_look_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    world = World(monkeypatch, SWITCH, Filled("Active", "kyb-G01-s2", "", 12.5), IDLE, GONE)
+    world = World(monkeypatch, replace(SWITCH, within=12.5), IDLE, GONE)
     world.between[2] = world.workflow.news
     assert "no group G01" in await world.run()
-    assert world.asked == [(CLEAR, ""), (FILL, "kyb-G01-s2"), (CLEAR, ""), (CLEAR, "")]
+    assert world.asked == 3
     assert world.waits == [12.5, None]
 
 
 async def test_news_that_came_during_a_switch_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(monkeypatch, SWITCH, SERVES, GONE)
-    world.meanwhile[FILL] = world.workflow.news
+    world = World(monkeypatch, SWITCH, GONE)
+    world.meanwhile = world.workflow.news
     await world.run()
-    assert world.waits == [None] and len(world.asked) == 3, "it looks again at once, though the node did not ask for it"
+    assert world.waits == [None] and world.asked == 2, "it looks again at once, though the node did not ask for it"
 
 
 async def test_a_node_that_cannot_carry_it_out_is_asked_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,16 +125,16 @@ async def test_a_run_that_a_node_took_for_an_older_one_begins_anew(monkeypatch: 
         await world.run()
 
 
-async def test_a_long_history_is_ended_between_two_switches_never_within_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(monkeypatch, SWITCH, SERVES, full=True)
+async def test_a_long_history_is_ended_between_two_switches(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, SWITCH, full=True)
     with pytest.raises(AnewError):
         await world.run()
-    assert [name for name, _ in world.asked] == [CLEAR, FILL]
+    assert world.asked == 1
 
 
 async def test_a_node_that_is_gone_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, lambda: None)
-    world.meanwhile[CLEAR] = world.workflow.dismiss
+    world.meanwhile = world.workflow.dismiss
     assert await world.run() == "n is gone"
     await asyncio.sleep(0)
     assert world.cancelled == 1, "what it was asked is called off"
@@ -147,8 +147,8 @@ async def test_dismissed_while_it_waits_it_ends(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_it_tells_people_who_has_the_slot_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(monkeypatch, SWITCH, SERVES, GONE)
-    world.between[1] = world.workflow.news
+    world = World(monkeypatch, IDLE, SWITCH, GONE)
+    world.between = {1: world.workflow.news, 2: world.workflow.news}
     asyncio.run(world.run())
-    assert world.details[0].startswith("**VerifyFree** (nobody)") and "**Active** kyb-G01-s2" in world.details[1]
-    assert "1 switches" in world.details[1]
+    assert world.details[0].startswith("**Active** kyb-G01-s1") and "0 switches" in world.details[0]
+    assert world.details[1].startswith("**Active** kyb-G01-s2") and "1 switches" in world.details[1]

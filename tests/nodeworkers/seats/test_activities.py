@@ -1,4 +1,4 @@
-"""The activities of a group's switching, as a worker runs them: one at a time of a group, for the newest run only."""
+"""The activity of a group's switching, as a worker runs them: one at a time of a group, for the newest run only."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from nodeworkers.seats import activities
 from nodeworkers.seats.activities import Switches
 from nodeworkers.seats.slots import Slots
 from nodeworkers.seats.world import SeatLook
-from planning.seats.orders import SUPERSEDED_RUN, Cleared, Filled, GroupTask
+from planning.seats.orders import SUPERSEDED_RUN, GroupTask, Turned
 from tests.nodeworkers.seats.simulated_world import GROUP, SimulatedWorld
 
 A, B = "kyb-G01-s1", "kyb-G01-s2"
 
 
-def task(run: str = "r1", seat: str = "", group: str = GROUP) -> GroupTask:
-    return GroupTask("n", group, run, seat)
+def task(run: str = "r1", group: str = GROUP) -> GroupTask:
+    return GroupTask("n", group, run)
 
 
 @pytest.fixture
@@ -37,17 +37,19 @@ async def test_a_switch(world: SimulatedWorld) -> None:
     world.add(A, "Running")
     world.add(B, "Parked")
     world.wanted = B
-    cleared: Cleared = await ActivityEnvironment().run(switches.clear, task())
-    filled: Filled = await ActivityEnvironment().run(switches.fill, task(seat=cleared.next))
-    assert (cleared.next, filled.active) == (B, B) and world.violations == []
+    turned: Turned = await ActivityEnvironment().run(switches.turn, task())
+    assert (turned.active, turned.switched) == (B, True) and world.violations == []
+    assert {"drain", "park", "verify free", "wake"} <= turned.seconds.keys(), "both halves' stages"
+    again: Turned = await ActivityEnvironment().run(switches.turn, task())
+    assert (again.active, again.switched) == (B, False), "it has the slot already"
 
 
 async def test_a_run_that_another_followed_is_refused(world: SimulatedWorld) -> None:
     switches = Switches(world.slots, world)
-    await ActivityEnvironment().run(switches.clear, task("r1"))
-    await ActivityEnvironment().run(switches.clear, task("r2"))
+    await ActivityEnvironment().run(switches.turn, task("r1"))
+    await ActivityEnvironment().run(switches.turn, task("r2"))
     with pytest.raises(ApplicationError, match="r1 of its workflow was followed by r2") as refused:
-        await ActivityEnvironment().run(switches.clear, task("r1"))
+        await ActivityEnvironment().run(switches.turn, task("r1"))
     assert refused.value.type == SUPERSEDED_RUN and refused.value.non_retryable
 
 
@@ -69,11 +71,11 @@ async def test_what_a_node_does_is_told_and_groups_wait_for_nobody_but_themselve
     told = list[str]()
     environments = [ActivityEnvironment() for _ in range(3)]
     environments[1].on_heartbeat = lambda *details: told.extend(map(str, details))
-    tasks = [asyncio.create_task(each.run(switches.clear, task())) for each in environments[:2]]
+    tasks = [asyncio.create_task(each.run(switches.turn, task())) for each in environments[:2]]
     async with asyncio.timeout(10):
         while not seen:
             await asyncio.sleep(0.005)
-    other = await environments[2].run(switches.clear, task(group="G23"))
+    other = await environments[2].run(switches.turn, task(group="G23"))
     assert other.phase == "Empty" and not any(each.done() for each in tasks) and seen == [GROUP, "G23"]
     async with asyncio.timeout(10):
         while not told:

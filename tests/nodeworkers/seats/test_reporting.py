@@ -23,10 +23,11 @@ from nodeworkers.seats.proxy_words import HoldTimes, ProxyAway, SeatMetrics, Sta
 from nodeworkers.seats.records import Known, SeatRecord
 from nodeworkers.seats.reporting import GAP, REFRESH, GroupFacts, SeatReporting, SwitchLog, picture
 from nodeworkers.seats.slots import Slot
+from nodeworkers.seats.switching import Cleared, Filled
 from nodeworkers.seats.tenants import Tenant
 from nodeworkers.seats.world import SeatLook
 from nodeworkers.seats.world import State as HardwareState
-from planning.seats.orders import Cleared, Filled, GroupPhase
+from planning.seats.orders import GroupPhase
 from planning.seats.pod_settings import PodSettings
 from planning.seats.status import CheckPicture, SwitchPicture, document, object_name
 from tests.kube.fake_api import FakeApi

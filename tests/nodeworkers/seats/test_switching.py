@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from nodeworkers.ledger import Ledger
 from nodeworkers.seats.slots import Slot, Slots, SupersededError
-from nodeworkers.seats.switching import Group, Patience
-from planning.seats.orders import Cleared, Filled
+from nodeworkers.seats.switching import Cleared, Filled, Group, Patience
 from tests.nodeworkers.seats.simulated_world import GROUP, Fault, KilledError, SimulatedWorld
 
 A, B, C = "kyb-G01-s1", "kyb-G01-s2", "kyb-G01-s3"
