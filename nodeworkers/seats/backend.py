@@ -8,7 +8,7 @@ what it did: whoever takes over from a process that was killed calls the same fu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from nodeworkers.seats.world import Moved
@@ -32,8 +32,8 @@ class Process:
 class Server:
     """The server of a seat. `cards`: UUIDs of its group's GPUs, in order; `processes`: all of its container;
     `parked`: those of them that were parked, where somebody wrote it down: each is needed to wake it. `address`:
-    "ip:port" where it answers HTTP, '' where it has no port; `settings`: the pod's annotations by which a
-    backend is told what it cannot find out.
+    "ip:port" where it answers HTTP, '' where it has no port; `had`: bytes that it had on its GPUs when
+    parking it was begun last, 0 if it never was.
     """
 
     seat: str
@@ -41,7 +41,7 @@ class Server:
     processes: Sequence[Process]
     parked: Sequence[Process] = ()
     address: str = ""
-    settings: Mapping[str, str] = field(default_factory=dict)
+    had: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,18 +22,21 @@ from nodeworkers.seats.gate import Gate
 from nodeworkers.seats.helper.driver import CardMemory
 from nodeworkers.seats.history import GroupHistory
 from nodeworkers.seats.proxy_words import News
-from nodeworkers.seats.records import SeatRecords
+from nodeworkers.seats.records import Known, SeatRecords
 from nodeworkers.seats.reporting import GroupFacts
 from nodeworkers.seats.slots import Slot, Slots
 from nodeworkers.seats.tenants import GroupTenants, Tenant, Tenants
 from nodeworkers.seats.world import LostError, Moved, SeatLook, State, UntouchedError, Wanted
 from planning.seats.choosing import choose
 from planning.seats.group import Choice, GroupView, Phase, SeatView
-from planning.seats.host_memory import Level, NodeMemory, Parking, amount, refusal
-from planning.seats.status import SwitchPicture
+from planning.seats.host_memory import Level, NodeMemory, Parking, refusal
+from planning.seats.parking import Asked, Way
+from planning.seats.parking import choose as choose_way
+from planning.seats.preflight import Check
+from planning.seats.room import CardRoom, lacks
+from planning.seats.status import CheckPicture, SwitchPicture
 
 POLL = 0.25  # seconds between looks at what tells nothing of itself, such as a server that starts
-MARGIN = 64 * 2**20  # bytes that must be free on a GPU beyond what a seat had there, for a small one a 32nd of that
 _PHASES: Mapping[str, Phase] = {
     "Starting": Phase.STARTING, "Active": Phase.ACTIVE, "Draining": Phase.DRAINING, "Parking": Phase.PARKING,
     "Restoring": Phase.WAKING, "VerifyServing": Phase.WAKING,
@@ -73,13 +76,13 @@ class _Group:
 
 
 class NodeWorld:
-    """One node's. `backend`: how a tenant is parked."""
+    """One node's. `backend`: what parks a tenant in a way; `missing`: what a seat's driver lacks for a checkpoint."""
 
     def __init__(
-        self, tenants: Tenants, backend: Callable[[Tenant], Backend], doors: Doors, host: Host, slots: Slots,
-        records: SeatRecords, gate: Gate,
+        self, tenants: Tenants, backend: Callable[[Tenant, Way], Backend], doors: Doors, host: Host, slots: Slots,
+        records: SeatRecords, gate: Gate, missing: Callable[[str], Sequence[str]],
     ) -> None:  # fmt: skip
-        self._tenants, self._backend, self._doors, self._host = tenants, backend, doors, host
+        self._tenants, self._by_way, self._doors, self._host, self._missing = tenants, backend, doors, host, missing
         self._slots, self._records, self._gate = slots, records, gate
         self._groups: dict[str, _Group] = {}
         self._news: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
@@ -159,8 +162,12 @@ class NodeWorld:
             known.history.told(seat, wait, now)
         return choice
 
-    def facts(self, group: str, last: SwitchPicture | None, *, simulated: bool) -> GroupFacts | None:
-        """What is known of the group, for people; None where it was not looked at yet. `last`: its last switch."""
+    def facts(
+        self, group: str, last: SwitchPicture | None, preflight: Sequence[Check] = (), *, simulated: bool
+    ) -> GroupFacts | None:
+        """What is known of the group, for people; None where it was not looked at yet. `last`: its last switch;
+        `preflight`: what was found out of its node.
+        """
         known = self._groups.get(group)
         if known is None:
             return None
@@ -172,10 +179,11 @@ class NodeWorld:
             phases={seat: phase for seat, (phase, _) in known.since.items()},
             looks=known.looks,
             records={seat: self._records.held_by(seat, tenant.uid) for seat, tenant in there.items()},
-            backends={seat: self._backend(tenant).name for seat, tenant in there.items()},
+            backends={seat: self._way(tenant) for seat, tenant in there.items()},
             traffic={seat: traffic for seat in tenants if (traffic := known.history.traffic(seat)) is not None},
             waits=known.last.waits if known.last is not None else {},
             last=last,
+            preflight=[CheckPicture(each.name, each.ok, each.told) for each in preflight],
             simulated=simulated,
         )
 
@@ -205,7 +213,9 @@ class NodeWorld:
             memory = replace(memory, coming=sum(self._parking.values()), parked=self._parked())
         seats = []
         for seat, tenant in tenants.seats.items():
-            asked = waiting[seat].since if seat in waiting else None
+            # One that was ended to be parked has a container that wants to start all the time. It waits for requests.
+            ended = tenant is not None and self._records.held_by(seat, tenant.uid).known.ended
+            asked = waiting[seat].since if seat in waiting and not ended else None
             phase = _phase(known.looks.get(seat, SeatLook("Absent")), slot, seat, asked is not None)
             before = known.since.get(seat)
             since = before[1] if before is not None and before[0] is phase else now
@@ -231,7 +241,7 @@ class NodeWorld:
 
     def _parked(self) -> int:
         return sum(
-            self._records.of(seat).known.bytes
+            self._records.of(seat).known.host_bytes
             for known in self._groups.values()
             for seat, look in known.looks.items()
             if look.state == "Parked"
@@ -281,7 +291,7 @@ class NodeWorld:
         if slot.seat == seat and slot.phase == "Starting":
             self._note(seat, "start", now - slot.since)
         record = self._records.of(seat).known
-        self._records.put(seat, replace(record, lost=False))
+        self._records.put(seat, replace(record, lost=False, ended=False))
         await self._doors.open(tenant, epoch)
         known.history.opened(seat, now)
 
@@ -294,23 +304,26 @@ class NodeWorld:
         if tenants is None or tenant is None:
             raise LostError(f"nobody holds {seat} any more")
         known.tenants = tenants
+        way = self._way(tenant)
         held = await self._held_by(known, tenant)
-        need = sum(held.values())
-        memory = await self._host.node()
+        before = self._records.of(seat).known
+        need = _need(way, sum(held.values()), before)
+        memory, levels = await self._host.node(), tuple[Level, ...]()
         if memory is not None:
             memory = replace(memory, coming=sum(self._parking.values()), parked=self._parked())
-            parking = Parking(seat, need, levels=await self._host.levels(tenant))
-            if why := refusal(parking, memory):
+            levels = await self._host.levels(tenant)
+            if why := refusal(Parking(seat, need, levels=levels), memory):
+                self._tried(seat, None, why)
                 raise UntouchedError(why)
+        # On record before anything is done: whoever takes over finds out by it how far that came.
+        cards = {card: size for card, size in held.items() if size} or before.cards
+        self._records.put(seat, replace(before, way=way, cards=cards))
         self._parking[seat] = need
         began = time.monotonic()
         try:
-            moved = await self._backend(tenant).park(self._server(tenant), epoch)
-        except UntouchedError as why:
-            record = self._records.of(seat).known
-            if record.parkable is None:
-                # The first park is the trial: until one succeeds nobody counts on another.
-                self._records.put(seat, replace(record, why_not=str(why)))
+            moved = await self._by_way(tenant, way).park(self._server(tenant), epoch)
+        except UntouchedError as untouched:
+            self._tried(seat, way, untouched)
             raise
         except LostError as why:
             self._records.put(seat, replace(self._records.of(seat).known, lost=True, why_not=str(why)))
@@ -319,13 +332,26 @@ class NodeWorld:
             self._parking.pop(seat, None)
         took = time.monotonic() - began
         self._note(seat, "park", took)
-        kept = {card: size for card, size in held.items() if size} or self._records.of(seat).known.cards
-        record = self._records.of(seat).known
-        processes = moved.processes or record.processes
-        self._records.put(seat, replace(record, cards=kept, processes=processes, parkable=True, why_not=""))
-        moved = replace(moved, bytes=moved.bytes or sum(held.values()))
-        metrics.parked(known.tenants.group, self._backend(tenant).name, moved, took)
+        record, cold = self._records.of(seat).known, way == "cold"
+        processes = () if cold else moved.processes or record.processes
+        kept = 0 if cold else await self._kept(tenant, way, levels, record)
+        self._records.put(
+            seat,
+            replace(record, processes=processes, parkable=True, why_not="", tries=0, kept=kept, ended=cold),
+        )
+        moved = replace(moved, bytes=0 if cold else moved.bytes or sum(held.values()))
+        metrics.parked(known.tenants.group, way, moved, took)
         return moved
+
+    def _tried(self, seat: str, way: Way | None, why: object) -> None:
+        self._records.put(seat, self._records.of(seat).known.tried(way, str(why)))
+
+    async def _kept(self, tenant: Tenant, way: Way, before: tuple[Level, ...], known: Known) -> int | None:
+        """Bytes of the host that a server holds now which parked by its engine: what its container grew by."""
+        if "engine-sleep" not in way or not before:
+            return known.kept
+        after = await self._host.levels(tenant)
+        return max(0, after[0].used - before[0].used) if after else known.kept
 
     async def wake(self, seat: str, epoch: int) -> Moved:
         known, tenant = self._tenant(seat)
@@ -340,7 +366,7 @@ class NodeWorld:
         took = time.monotonic() - began
         self._note(seat, "wake", took)
         moved = replace(moved, bytes=moved.bytes or self._records.of(seat).known.bytes)
-        metrics.woken(known.tenants.group, self._backend(tenant).name, moved, took)
+        metrics.woken(known.tenants.group, self._way(tenant), moved, took)
         return moved
 
     async def lacks(self, group: str, seat: str) -> str:
@@ -357,19 +383,11 @@ class NodeWorld:
             if tenant is not None
             for process in tenant.processes
         }
-        needs = self._records.of(seat).known.cards
-        for card in known.tenants.cards:
-            there = memory.get(card)
-            if there is None:
-                return f"the driver does not show the GPU {card}"
-            for pid, size in sorted(there.holders.items()):
-                if pid not in owners:
-                    return f"process {pid}, which is of no seat of {group}, holds {amount(size)} of GPU {card}"
-            had, own = needs.get(card, 0), sum(there.holders.get(pid, 0) for pid, of in owners.items() if of == seat)
-            need = max(0, had + min(MARGIN, had // 32) - own)
-            if there.free < need:
-                return f"GPU {card} has {amount(there.free)} free, and {seat} needs {amount(need)} there"
-        return ""
+        cards = {
+            card: CardRoom(memory[card].free, memory[card].holders) if card in memory else None
+            for card in known.tenants.cards
+        }
+        return lacks(group, seat, cards, owners, self._records.of(seat).known.cards)
 
     async def _held_by(self, known: _Group, tenant: Tenant) -> dict[str, int]:
         """Bytes that it has on each GPU."""
@@ -396,11 +414,28 @@ class NodeWorld:
         raise UntouchedError(f"{seat} is no seat of this node any more")
 
     def _server(self, tenant: Tenant) -> Server:
-        parked = self._records.held_by(tenant.seat, tenant.uid).known.processes
-        return tenant.server([Process(pid, started) for pid, started in parked])
+        known = self._records.held_by(tenant.seat, tenant.uid).known
+        return tenant.server([Process(pid, started) for pid, started in known.processes], known.bytes)
+
+    def _way(self, tenant: Tenant) -> Way:
+        """By which it is parked: what was parked one way is woken the same."""
+        known = self._records.held_by(tenant.seat, tenant.uid).known
+        settings = tenant.settings
+        asked = Asked(settings.park, settings.engine, bool(settings.port))
+        return known.way or choose_way(asked, self._missing(tenant.seat), known.failed).ways[0]
+
+    def _backend(self, tenant: Tenant) -> Backend:
+        return self._by_way(tenant, self._way(tenant))
 
     def _note(self, seat: str, what: str, seconds: float) -> None:
         self._records.put(seat, self._records.of(seat).known.took(what, seconds))
+
+
+def _need(way: Way, held: int, known: Known) -> int:
+    """Bytes that parking moves to the host. What an engine keeps is known once it slept; until then all counts."""
+    if way == "cold":
+        return 0
+    return known.kept if "engine-sleep" in way and known.kept is not None else held
 
 
 def _phase(look: SeatLook, slot: Slot, seat: str, asks: bool) -> Phase:

@@ -16,6 +16,7 @@ import orjson
 from pydantic import TypeAdapter, ValidationError
 
 from nodeworkers.ledger import Ledger, LedgerError
+from planning.seats.parking import TRIES, Way
 
 PORTS = range(23_000, 24_000)  # below those that Kubernetes and the kernel give away (30000 and 32768 on)
 _NEWER = 0.2  # how much the newest of measured times counts
@@ -31,7 +32,9 @@ class Known:
     """What is known of one pod's server. park, wake, drain, start: seconds that these took, a mean of the last ones,
     None before the first; cards: bytes that it had on each GPU when it was parked last, and processes whose these were,
     as pid and start; parkable: None while it was never parked, and with False `why_not`; lost: its state is gone, and
-    it has not served since.
+    it has not served since. way: by which it is parked, None while none was tried; tries: in a row that this failed,
+    while it never succeeded; failed: ways that did not do, and why; kept: bytes that the host holds while it is parked,
+    None where that is what it had on its GPUs; ended: it was ended to be parked, and has not served since.
     """
 
     park: float | None = None
@@ -43,6 +46,16 @@ class Known:
     parkable: bool | None = None
     why_not: str = ""
     lost: bool = False
+    way: Way | None = None
+    tries: int = 0
+    failed: Mapping[Way, str] = field(default_factory=dict)
+    kept: int | None = None
+    ended: bool = False
+
+    @property
+    def host_bytes(self) -> int:
+        """What the host holds of it while it is parked, as far as is known."""
+        return self.bytes if self.kept is None else self.kept
 
     @property
     def bytes(self) -> int:
@@ -54,6 +67,18 @@ class Known:
         before: float | None = getattr(self, what)
         mean = seconds if before is None else before + _NEWER * (seconds - before)
         return replace(self, **{what: round(mean, 4)})  # type: ignore[arg-type]
+
+    def tried(self, way: Way | None, why: str) -> Known:
+        """After a park that was not done. The first is a trial: until one succeeds nobody counts on another, and a way
+        that fails TRIES times is left for the next. `way`: None where nothing of it was to blame.
+        """
+        if self.parkable is not None:
+            return self
+        if way is None:
+            return replace(self, why_not=why)
+        if self.tries + 1 < TRIES:
+            return replace(self, why_not=why, tries=self.tries + 1)
+        return replace(self, why_not=why, way=None, tries=0, failed={**self.failed, way: why})
 
 
 _known: TypeAdapter[Known] = TypeAdapter(Known)

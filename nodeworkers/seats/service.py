@@ -20,7 +20,7 @@ from nodeworkers.keeping import Keeping
 from nodeworkers.ledger import Ledger
 from nodeworkers.seats.activities import Switches
 from nodeworkers.seats.attention import Attention
-from nodeworkers.seats.backends.cuda_checkpoint import CudaCheckpoint
+from nodeworkers.seats.backends.all import Backends
 from nodeworkers.seats.containers import SOCKET, Containers
 from nodeworkers.seats.doors import Doors
 from nodeworkers.seats.following import Following
@@ -29,6 +29,7 @@ from nodeworkers.seats.helper.client import HelperClient
 from nodeworkers.seats.node_host import NodeHost
 from nodeworkers.seats.node_tenants import NodeTenants
 from nodeworkers.seats.node_world import NodeWorld
+from nodeworkers.seats.preflight import Preflight
 from nodeworkers.seats.proxy import ProxyControl
 from nodeworkers.seats.proxy_process import ProxyProcess
 from nodeworkers.seats.proxy_words import News, ProxyError
@@ -37,7 +38,6 @@ from nodeworkers.seats.reporting import GroupFacts, SeatReporting, SwitchLog
 from nodeworkers.seats.routes import Routes
 from nodeworkers.seats.simulated_gpu.machine import SimulatedCard, SimulatedMachine
 from nodeworkers.seats.slots import Slots
-from nodeworkers.seats.tenants import Tenant
 from planning.devices.offers import Device
 
 LOOK = 0.5  # seconds between looks at which groups there are, and whose seats are
@@ -79,11 +79,13 @@ class SeatService:
         self._routes = Routes(self._control, self._heard)
         self._doors = Doors(self._routes, self._records, options.listen)
         self._helpers: dict[str, HelperClient] = {}
-        self._backends: dict[str, CudaCheckpoint] = {}
+        host = NodeHost(self._helper, self._tenants.cgroup_of)
+        backends = Backends(lambda seat: self._helper(self._group(seat)), host)
         self._world = NodeWorld(
-            self._tenants, self._backend, self._doors, NodeHost(self._helper, self._tenants.cgroup_of), self.slots,
-            self._records, self.gate,
+            self._tenants, backends.of, self._doors, host, self.slots, self._records, self.gate,
+            lambda seat: self._preflight.missing(self._group(seat)),
         )  # fmt: skip
+        self._preflight = Preflight(lambda: core.state.plan.seats, lambda: core.state.cards, self._helper)
         self._log = SwitchLog()
         self.switches = Switches(self.slots, self._world, log=self._log)
         self._events = EventRecorder(kube, "berth-node", node)
@@ -124,6 +126,7 @@ class SeatService:
             "news of containers": self._hear_containers,
             "GPUSeatGroups": self._reporting.run,
             "Events of seats": self._events.run,
+            "preflight": self._preflight.run,
         }
         async with asyncio.TaskGroup() as tasks:
             for name, work in works.items():
@@ -148,7 +151,10 @@ class SeatService:
         if not self._core.state.cards:
             return None  # nobody has looked yet
         simulated = self._options.simulated
-        found = [self._world.facts(group, self._log.last(group), simulated=simulated) for group in self.groups]
+        found = [
+            self._world.facts(group, self._log.last(group), self._preflight.checks(group), simulated=simulated)
+            for group in self.groups
+        ]
         return None if None in found else [each for each in found if each is not None]
 
     async def _forget(self) -> None:
@@ -194,11 +200,8 @@ class SeatService:
             self._helpers[group] = HelperClient(self._folder / f"{group}.sock", driver)
         return self._helpers[group]
 
-    def _backend(self, tenant: Tenant) -> CudaCheckpoint:
-        group = next(seat.group for seat in self._core.state.plan.seats if seat.id == tenant.seat)
-        if group not in self._backends:
-            self._backends[group] = CudaCheckpoint(self._helper(group))
-        return self._backends[group]
+    def _group(self, seat: str) -> str:
+        return next(each.group for each in self._core.state.plan.seats if each.id == seat)
 
     def _simulate(self) -> None:
         """Lays out simulated GPUs with the UUIDs that the simulated machine shows, where they are not there yet."""

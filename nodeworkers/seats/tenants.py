@@ -38,9 +38,9 @@ class Tenant:
     told: str = ""
     ended: float = 0.0
 
-    def server(self, parked: Sequence[Process] = ()) -> Server:
-        """As backends take it; `parked`: the processes of it that were parked."""
-        return Server(self.seat, self.cards, self.processes, parked, self.endpoint, self.annotations)
+    def server(self, parked: Sequence[Process] = (), had: int = 0) -> Server:
+        """As backends take it; `parked`: the processes of it that were parked, `had`: bytes that these had."""
+        return Server(self.seat, self.cards, self.processes, parked, self.endpoint, had)
 
     @property
     def endpoint(self) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from planning.seats.endpoints import PORT_ANNOTATION
+from planning.seats.parking import ENGINES, WAYS, Engine, Way
 
 NAME = "kyb.ai/name"
 PRIORITY = "kyb.ai/priority"
@@ -23,6 +24,8 @@ KEEPALIVE = "kyb.ai/keepalive-seconds"
 PROTOCOL = "kyb.ai/protocol"
 DRAIN = "kyb.ai/drain-seconds"
 HEALTH = "kyb.ai/health"
+PARK = "kyb.ai/park"
+ENGINE = "kyb.ai/engine"
 
 _MOST_MODELS = 16
 _MOST_TEXT = 63
@@ -36,7 +39,8 @@ class PodSettings:
     pod's own. models: what `/v1/models` tells while it is parked; none: that is asked of the server as everything else.
     deadline: seconds for which a request is held. keepalive: seconds between two signs of life in a held stream, None
     without. drain: seconds that requests in flight get to end, and after which the seat keeps the slot for now. health:
-    the path on which the server says that it serves. problems: sentences.
+    the path on which the server says that it serves. park, engine: how it is to be parked, and what serves; None where
+    it does not say. problems: sentences.
     """
 
     port: int = 0
@@ -51,6 +55,8 @@ class PodSettings:
     h2c: bool = False
     drain: float = 120.0
     health: str = "/health"
+    park: Way | None = None
+    engine: Engine | None = None
     problems: tuple[str, ...] = ()
 
 
@@ -82,6 +88,8 @@ def pod_settings(annotations: Mapping[str, str]) -> PodSettings:
         h2c=read(PROTOCOL, _h2c, usual.h2c, "protocol: http1 or h2c"),
         drain=read(DRAIN, _number(0, 86_400), usual.drain, "number of seconds (0 to 86400)"),
         health=read(HEALTH, _path, usual.health, "path that begins with /"),
+        park=read(PARK, _one_of(WAYS), None, f"way to park: {', '.join(WAYS)}"),
+        engine=read(ENGINE, _one_of(ENGINES), None, f"engine that berth can put to sleep: {', '.join(ENGINES)}"),
         problems=tuple(problems),
     )
 
@@ -121,6 +129,13 @@ def _names(told: str) -> tuple[str, ...]:
     if not 0 < len(names) <= _MOST_MODELS or any(len(name) > 256 or not name.isprintable() for name in names):
         raise ValueError
     return names
+
+
+def _one_of(words: tuple[T, ...]) -> Callable[[str], T]:
+    def parse(told: str) -> T:
+        return words[words.index(told)]
+
+    return parse
 
 
 def _h2c(told: str) -> bool:

@@ -23,7 +23,7 @@ import pytest
 
 from nodeworkers.ledger import Ledger
 from nodeworkers.seats.backend import Process
-from nodeworkers.seats.backends.cuda_checkpoint import CudaCheckpoint
+from nodeworkers.seats.backends.all import Backends
 from nodeworkers.seats.doors import Doors
 from nodeworkers.seats.gate import Gate
 from nodeworkers.seats.helper.client import HelperClient
@@ -101,6 +101,7 @@ class SimulatedNode:
         self.gate = Gate(self.slots, lambda group: None, 0.0)
         self.levels_told: tuple[Level, ...] = ()
         self.memory_told: NodeMemory | None = NodeMemory(2**34)
+        self.missing: Sequence[str] = ()
         self.touched: Callable[[], None] = lambda: None
         self.world = self._world()
         self.session: aiohttp.ClientSession
@@ -108,8 +109,8 @@ class SimulatedNode:
     def _world(self) -> NodeWorld:
         self.routes = Routes(self.control, self._heard)
         doors = Doors(self.routes, self.records, "127.0.0.1")
-        backend = CudaCheckpoint(self.helper)
-        return NodeWorld(self, lambda tenant: backend, doors, self, self.slots, self.records, self.gate)
+        backends = Backends(lambda seat: self.helper, self)
+        return NodeWorld(self, backends.of, doors, self, self.slots, self.records, self.gate, lambda seat: self.missing)
 
     def _heard(self, news: News) -> None:
         if self.world.heard(news):
