@@ -102,7 +102,8 @@ def test_times_of_what_is_shown_are_the_codes() -> None:
 def test_what_a_quarantine_says_is_what_the_runbook_has() -> None:
     table = read(PAGE).split("### A group that is quarantined")[1].split("Metrics are in")[0]
     quoted = re.findall(r"“(.+?)”", table)
-    code = "".join((ROOT / "nodeworkers" / "seats" / name).read_text() for name in ("switching.py", "node_world.py"))
+    pages = ("nodeworkers/seats/switching.py", "planning/seats/room.py")
+    code = "".join((ROOT / page).read_text() for page in pages)
     assert len(quoted) >= 4 and [words for words in quoted if words not in " ".join(code.split())] == []
 
 
