@@ -21,8 +21,8 @@ from planning.devices.offering import Seat
 from planning.seats.preflight import Check, Found, checks, missing
 
 LOOK = 60.0  # seconds
-_SOON = 2.0  # seconds, until the first answer
-_MPS = "nvidia-cuda-mps"
+_SOON = 5.0  # seconds, until each driver has answered
+_MPS = "nvidia-cuda-mps"  # the kernel keeps 15 characters
 _log = logging.getLogger(__name__)
 
 
@@ -101,10 +101,7 @@ def read_kernel(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> Kernel:
 
 
 def _mps_runs(proc: Path) -> bool:
-    for each in os.scandir(proc):
-        if each.name.isdigit() and _text(Path(each.path) / "comm").startswith(_MPS[:15]):
-            return True
-    return False
+    return any(_text(proc / pid / "comm").startswith(_MPS) for pid in os.listdir(proc) if pid.isdigit())
 
 
 def _text(path: Path) -> str:

@@ -45,9 +45,11 @@ class Check:
 
 
 def missing(found: Found) -> Sequence[str]:
-    """What a checkpoint by the driver lacks, as sentences; none if it can be done."""
+    """What a checkpoint by the driver lacks, as sentences; none if it can be done. Nor where the driver could not be
+    asked: that says nothing of what it can, and no server is ended for it.
+    """
     if not found.driver:
-        return (f"The GPUs' driver could not be asked: {found.trouble}",) if found.trouble else ()
+        return ()
     return capability(found.driver, found.machine, found.gpus, mps=found.mps).missing
 
 
@@ -69,7 +71,8 @@ def _driver(found: Found) -> Check:
     if lacking:
         return Check("CudaCheckpoint", False, " ".join(lacking) + " Seats are parked by their engine's sleep, or cold.")
     if not found.driver:
-        return Check("CudaCheckpoint", True, "The driver was not asked yet.")
+        told = f"The GPUs' driver could not be asked: {found.trouble}" if found.trouble else "It was not asked yet."
+        return Check("CudaCheckpoint", not found.trouble, told)
     simulated = found.driver == SIMULATED
     what = "Simulated GPUs" if simulated else f"Driver {found.driver}"
     can = capability(found.driver, found.machine, found.gpus, mps=found.mps)

@@ -24,15 +24,16 @@ def test_a_good_node() -> None:
 def test_what_does_not_hold_is_told() -> None:
     assert not ok(with_(GOOD, driver="550.54.14"))["CudaCheckpoint"] and missing(with_(GOOD, driver="550.54.14"))
     assert not ok(with_(GOOD, mps=True))["CudaCheckpoint"]
-    assert not ok(with_(GOOD, driver="", trouble="No helper can be begun."))["CudaCheckpoint"]
     assert not ok(with_(GOOD, huge_pages="never"))["HugePages"]
     assert not ok(with_(GOOD, memory=2**37))["HostMemory"], "three parked seats of 64 GiB do not fit into 128"
     assert not ok(with_(GOOD, swap=2**30))["Swap"]
     assert not ok(with_(GOOD, numa=(0, 1)))["Numa"]
 
 
-def test_a_driver_that_was_not_asked_yet_disables_nothing() -> None:
+def test_a_driver_that_could_not_be_asked_disables_nothing() -> None:
     assert not missing(Found()) and ok(Found())["CudaCheckpoint"]
+    away = with_(GOOD, driver="", trouble="No helper can be begun.")
+    assert not ok(away)["CudaCheckpoint"] and not missing(away), "nobody is ended for it"
 
 
 DRIVERS = st.sampled_from(["", "simulated", "610.1.2", "580.65.06"]) | st.text(max_size=9)
