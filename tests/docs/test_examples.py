@@ -21,6 +21,7 @@ from planning import strategies
 from planning.caches.volumes import DRIVER, VolumeRequest, volume_request
 from planning.naming import STRATEGY_ANNOTATION
 from planning.seats.endpoints import seat_service
+from planning.seats.pod_settings import pod_settings
 from tests.docs.pages import FENCE, PAGES, ROOT, named, read
 
 _OF_THE_POD = tuple(f"csi.storage.k8s.io/{each}" for each in ("ephemeral", "pod.uid", "pod.namespace", "pod.name"))
@@ -37,7 +38,7 @@ def documents() -> Iterator[tuple[str, dict[str, Any]]]:
         [
             *examples.glob("*.yaml"),
             *(examples / "kernelcache").glob("*.yaml"),
-            *(examples / "seats").glob("*.yaml"),
+            *(examples / "seats").glob("**/*.yaml"),
             examples / "devices" / "pod.yaml",
         ]
     ):
@@ -88,6 +89,14 @@ def test_examples_are_valid(where: str, document: dict[str, Any]) -> None:
                 request = volume_request({**attributes, **told}, volume["csi"].get("readOnly", False))
                 assert isinstance(request, VolumeRequest), request
                 assert request.mount_path in ("", mounted[volume["name"]])
+        case "Deployment":
+            template = document["spec"]["template"]
+            settings = pod_settings(template["metadata"]["annotations"])
+            assert settings.port and settings.park and not settings.problems, settings.problems
+            [container] = template["spec"]["containers"]
+            [seats] = [name for name in container["resources"]["limits"] if name.startswith("kyb.ai/")]
+            assert seats in {"kyb.ai/gpu-1x-seat", "kyb.ai/gpu-2x-seat"}
+            assert document["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
         case "KernelCachePolicy":
             from images.signatures.keys import load_public_key
 
