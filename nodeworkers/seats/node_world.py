@@ -16,31 +16,28 @@ from typing import Protocol
 from zoneinfo import ZoneInfo
 
 from nodeworkers.seats import metrics
-from nodeworkers.seats.backend import Backend, Held, Process, Server
+from nodeworkers.seats.backend import Backend, Held
 from nodeworkers.seats.doors import Doors
 from nodeworkers.seats.gate import Gate
 from nodeworkers.seats.helper.driver import CardMemory
 from nodeworkers.seats.history import GroupHistory
 from nodeworkers.seats.proxy_words import News
-from nodeworkers.seats.records import Known, SeatRecords
+from nodeworkers.seats.records import SeatRecords
 from nodeworkers.seats.reporting import GroupFacts
-from nodeworkers.seats.slots import Slot, Slots
+from nodeworkers.seats.slots import Slots
+from nodeworkers.seats.standing import standing
 from nodeworkers.seats.tenants import GroupTenants, Tenant, Tenants
+from nodeworkers.seats.ways import Ways
 from nodeworkers.seats.world import LostError, Moved, SeatLook, State, UntouchedError, Wanted
 from planning.seats.choosing import choose
 from planning.seats.group import Choice, GroupView, Phase, SeatView
 from planning.seats.host_memory import Level, NodeMemory, Parking, refusal
-from planning.seats.parking import Asked, Way
-from planning.seats.parking import choose as choose_way
+from planning.seats.parking import Way
 from planning.seats.preflight import Check
 from planning.seats.room import CardRoom, lacks
 from planning.seats.status import CheckPicture, SwitchPicture
 
 POLL = 0.25  # seconds between looks at what tells nothing of itself, such as a server that starts
-_PHASES: Mapping[str, Phase] = {
-    "Starting": Phase.STARTING, "Active": Phase.ACTIVE, "Draining": Phase.DRAINING, "Parking": Phase.PARKING,
-    "Restoring": Phase.WAKING, "VerifyServing": Phase.WAKING,
-}  # fmt: skip
 _STATES: Mapping[Held, State] = {
     "Running": "Running", "Locked": "Locked", "Parked": "Parked", "Changing": "Changing", "Failed": "Failed",
     "Gone": "Running",  # it has nothing on the GPUs yet, and may have in the next moment
@@ -82,8 +79,9 @@ class NodeWorld:
         self, tenants: Tenants, backend: Callable[[Tenant, Way], Backend], doors: Doors, host: Host, slots: Slots,
         records: SeatRecords, gate: Gate, missing: Callable[[str], Sequence[str]],
     ) -> None:  # fmt: skip
-        self._tenants, self._by_way, self._doors, self._host, self._missing = tenants, backend, doors, host, missing
+        self._tenants, self._doors, self._host = tenants, doors, host
         self._slots, self._records, self._gate = slots, records, gate
+        self._ways = Ways(backend, missing, records, host)
         self._groups: dict[str, _Group] = {}
         self._news: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         self._parking: dict[str, int] = {}  # bytes that parks under way will take, by seat
@@ -118,7 +116,7 @@ class NodeWorld:
         if not tenant.running:
             return SeatLook("Waiting", told=tenant.told or (known.why_not if known.lost else ""), ended=tenant.ended)
         try:
-            reading = await self._backend(tenant).read(self._server(tenant))
+            reading = await self._ways.backend(tenant).read(self._ways.server(tenant))
         except UntouchedError as unread:
             # Nobody knows how it is. That is not that it does nothing.
             return SeatLook("Changing", told=str(unread))
@@ -179,7 +177,7 @@ class NodeWorld:
             phases={seat: phase for seat, (phase, _) in known.since.items()},
             looks=known.looks,
             records={seat: self._records.held_by(seat, tenant.uid) for seat, tenant in there.items()},
-            backends={seat: self._way(tenant) for seat, tenant in there.items()},
+            backends={seat: self._ways.of(tenant) for seat, tenant in there.items()},
             traffic={seat: traffic for seat in tenants if (traffic := known.history.traffic(seat)) is not None},
             waits=known.last.waits if known.last is not None else {},
             last=last,
@@ -216,7 +214,7 @@ class NodeWorld:
             # One that was ended to be parked has a container that wants to start all the time. It waits for requests.
             ended = tenant is not None and self._records.held_by(seat, tenant.uid).known.ended
             asked = waiting[seat].since if seat in waiting and not ended else None
-            phase = _phase(known.looks.get(seat, SeatLook("Absent")), slot, seat, asked is not None)
+            phase = standing(known.looks.get(seat, SeatLook("Absent")), slot, seat, asks=asked is not None)
             before = known.since.get(seat)
             since = before[1] if before is not None and before[0] is phase else now
             known.since[seat] = (phase, since)
@@ -229,7 +227,8 @@ class NodeWorld:
             record = self._records.held_by(seat, tenant.uid).known
             view = known.history.view(seat, phase, since, asked, tenant.settings, record, now)
             if phase is Phase.ACTIVE and memory is not None:
-                view = replace(view, bytes=record.bytes, levels=await self._host.levels(tenant))
+                need = self._ways.need(tenant, record.bytes)
+                view = replace(view, bytes=need, levels=await self._host.levels(tenant))
             seats.append(view)
         pins = [tenant.seat for tenant in tenants.seats.values() if tenant is not None and tenant.settings.pinned]
         offset = datetime.fromtimestamp(now, UTC).astimezone(ZoneInfo(tenants.zone)).utcoffset()
@@ -304,26 +303,22 @@ class NodeWorld:
         if tenants is None or tenant is None:
             raise LostError(f"nobody holds {seat} any more")
         known.tenants = tenants
-        way = self._way(tenant)
         held = await self._held_by(known, tenant)
-        before = self._records.of(seat).known
-        need = _need(way, sum(held.values()), before)
+        need = self._ways.need(tenant, sum(held.values()))
         memory, levels = await self._host.node(), tuple[Level, ...]()
         if memory is not None:
             memory = replace(memory, coming=sum(self._parking.values()), parked=self._parked())
             levels = await self._host.levels(tenant)
             if why := refusal(Parking(seat, need, levels=levels), memory):
-                self._tried(seat, None, why)
+                self._ways.refused(tenant, why, by_way=False)
                 raise UntouchedError(why)
-        # On record before anything is done: whoever takes over finds out by it how far that came.
-        cards = {card: size for card, size in held.items() if size} or before.cards
-        self._records.put(seat, replace(before, way=way, cards=cards))
+        way, server = self._ways.of(tenant), self._ways.begun(tenant, held)
         self._parking[seat] = need
         began = time.monotonic()
         try:
-            moved = await self._by_way(tenant, way).park(self._server(tenant), epoch)
+            moved = await self._ways.backend(tenant).park(server, epoch)
         except UntouchedError as untouched:
-            self._tried(seat, way, untouched)
+            self._ways.refused(tenant, str(untouched), by_way=True)
             raise
         except LostError as why:
             self._records.put(seat, replace(self._records.of(seat).known, lost=True, why_not=str(why)))
@@ -332,26 +327,10 @@ class NodeWorld:
             self._parking.pop(seat, None)
         took = time.monotonic() - began
         self._note(seat, "park", took)
-        record, cold = self._records.of(seat).known, way == "cold"
-        processes = () if cold else moved.processes or record.processes
-        kept = 0 if cold else await self._kept(tenant, way, levels, record)
-        self._records.put(
-            seat,
-            replace(record, processes=processes, parkable=True, why_not="", tries=0, kept=kept, ended=cold),
-        )
-        moved = replace(moved, bytes=0 if cold else moved.bytes or sum(held.values()))
+        await self._ways.parked(tenant, moved, levels)
+        moved = replace(moved, bytes=0 if way == "cold" else moved.bytes or sum(held.values()))
         metrics.parked(known.tenants.group, way, moved, took)
         return moved
-
-    def _tried(self, seat: str, way: Way | None, why: object) -> None:
-        self._records.put(seat, self._records.of(seat).known.tried(way, str(why)))
-
-    async def _kept(self, tenant: Tenant, way: Way, before: tuple[Level, ...], known: Known) -> int | None:
-        """Bytes of the host that a server holds now which parked by its engine: what its container grew by."""
-        if "engine-sleep" not in way or not before:
-            return known.kept
-        after = await self._host.levels(tenant)
-        return max(0, after[0].used - before[0].used) if after else known.kept
 
     async def wake(self, seat: str, epoch: int) -> Moved:
         known, tenant = self._tenant(seat)
@@ -359,14 +338,14 @@ class NodeWorld:
             raise LostError(f"nobody holds {seat} any more")
         began = time.monotonic()
         try:
-            moved = await self._backend(tenant).wake(self._server(tenant), epoch)
+            moved = await self._ways.backend(tenant).wake(self._ways.server(tenant), epoch)
         except LostError as why:
             self._records.put(seat, replace(self._records.of(seat).known, lost=True, why_not=str(why)))
             raise
         took = time.monotonic() - began
         self._note(seat, "wake", took)
         moved = replace(moved, bytes=moved.bytes or self._records.of(seat).known.bytes)
-        metrics.woken(known.tenants.group, self._way(tenant), moved, took)
+        metrics.woken(known.tenants.group, self._ways.of(tenant), moved, took)
         return moved
 
     async def lacks(self, group: str, seat: str) -> str:
@@ -413,41 +392,5 @@ class NodeWorld:
                 return known, known.tenants.seats[seat]
         raise UntouchedError(f"{seat} is no seat of this node any more")
 
-    def _server(self, tenant: Tenant) -> Server:
-        known = self._records.held_by(tenant.seat, tenant.uid).known
-        return tenant.server([Process(pid, started) for pid, started in known.processes], known.bytes)
-
-    def _way(self, tenant: Tenant) -> Way:
-        """By which it is parked: what was parked one way is woken the same."""
-        known = self._records.held_by(tenant.seat, tenant.uid).known
-        settings = tenant.settings
-        asked = Asked(settings.park, settings.engine, bool(settings.port))
-        return known.way or choose_way(asked, self._missing(tenant.seat), known.failed).ways[0]
-
-    def _backend(self, tenant: Tenant) -> Backend:
-        return self._by_way(tenant, self._way(tenant))
-
     def _note(self, seat: str, what: str, seconds: float) -> None:
         self._records.put(seat, self._records.of(seat).known.took(what, seconds))
-
-
-def _need(way: Way, held: int, known: Known) -> int:
-    """Bytes that parking moves to the host. What an engine keeps is known once it slept; until then all counts."""
-    if way == "cold":
-        return 0
-    return known.kept if "engine-sleep" in way and known.kept is not None else held
-
-
-def _phase(look: SeatLook, slot: Slot, seat: str, asks: bool) -> Phase:
-    """Where planning has a seat that looks so. One that only Requests would start counts as lost."""
-    if slot.seat == seat and look.state in ("Running", "Locked", "Changing", "Waiting") and slot.phase in _PHASES:
-        return _PHASES[slot.phase]
-    match look.state:
-        case "Absent":
-            return Phase.ABSENT
-        case "Parked":
-            return Phase.PARKED
-        case "Waiting":
-            return Phase.WAITING if asks else Phase.LOST
-        case _:
-            return Phase.QUARANTINED

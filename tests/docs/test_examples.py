@@ -91,8 +91,8 @@ def test_examples_are_valid(where: str, document: dict[str, Any]) -> None:
                 assert request.mount_path in ("", mounted[volume["name"]])
         case "Deployment":
             template = document["spec"]["template"]
-            settings = pod_settings(template["metadata"]["annotations"])
-            assert settings.port and settings.park and not settings.problems, settings.problems
+            said = pod_settings(template["metadata"]["annotations"])
+            assert said.port and said.park and not said.problems, said.problems
             [container] = template["spec"]["containers"]
             [seats] = [name for name in container["resources"]["limits"] if name.startswith("kyb.ai/")]
             assert seats in {"kyb.ai/gpu-1x-seat", "kyb.ai/gpu-2x-seat"}
