@@ -112,7 +112,7 @@ class SimulatedMemory:
 
     def allocate(self, size: int) -> None:
         if self._has:
-            return  # one piece is all that it takes
+            raise ValueError(f"a simulated GPU is rehearsed with one piece, of {PIECE} bytes at most")
         self._device.allocate(self._card, size)
         self._has = size
 

@@ -28,6 +28,7 @@ from benchmarks.report import Report, arguments, progress
 from nodeworkers.seats.backend import Process, Server
 from nodeworkers.seats.backends.cuda_checkpoint import CudaCheckpoint
 from nodeworkers.seats.helper.client import HelperClient
+from nodeworkers.seats.preflight import read_kernel
 from nodeworkers.seats.processes import started
 from nodeworkers.seats.simulated_gpu.machine import SimulatedCard, SimulatedMachine
 from nodeworkers.seats.world import UntouchedError
@@ -167,21 +168,20 @@ async def turns(gpu: Gpu, size: int, free: int, count: int) -> list[float]:
                 await CudaCheckpoint(gpu.helper).wake(parked.server, 1)
                 took.append(time.monotonic() - began)
                 awake, parked = parked, awake
-            for each in (awake,):
-                if wrong := each.order("check").get("wrong", "it did not answer"):
-                    gpu.wrong.append(f"after {count} switches: {wrong}")
+            if wrong := awake.order("check").get("wrong", "it did not answer"):
+                gpu.wrong.append(f"after {count} switches: {wrong}")
     return took
 
 
 @contextmanager
 def huge_pages(mode: str) -> Iterator[None]:
     """The kernel's setting, which is put back."""
-    before = _HUGE_PAGES.read_text()
+    before = read_kernel().huge_pages
     _HUGE_PAGES.write_text(mode)
     try:
         yield
     finally:
-        _HUGE_PAGES.write_text(before[before.find("[") + 1 : before.find("]")])
+        _HUGE_PAGES.write_text(before)
 
 
 def numa_cpus() -> dict[str, list[int]]:
@@ -246,10 +246,14 @@ async def measure(gpu: Gpu, size: int, cycles: int, report: Report, *, all_lever
     took = await turns(gpu, size, free, 4)
     report.note({"switches": took})
     report.row("a switch of two", f"{statistics.median(took):.2f} s", f"{max(took):.2f} s at most, of {len(took)}")
-    if all_levers:
+    if all_levers and gpu.simulated is None:
         await levers(gpu, size, free, report, copy)
     else:
-        report.row("levers", "not tried", "--levers tries huge pages (and sets them back), NUMA, and a dropped cache")
+        report.row(
+            "levers",
+            "not tried",
+            "--levers does, on a real GPU: huge pages (set back after), NUMA, a dropped cache",
+        )
 
 
 def main() -> int:

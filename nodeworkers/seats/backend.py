@@ -62,8 +62,6 @@ class Backend(Protocol):
     moment, which breaks no driver's call off.
     """
 
-    name: str
-
     async def read(self, server: Server) -> Reading:
         """How it is; changes nothing."""
 

@@ -39,13 +39,13 @@ def node_memory(proc: Path = PROC, sys: Path = SYS) -> NodeMemory:
     """What the node has now; what berth itself knows of its seats (`parked`, `budget`, `coming`, `keep`) is left to
     fill in. Of a NUMA node, pages that are free and idle pages of files are available. Raises LimitsError.
     """
-    available = _numbers(proc / "meminfo").get("MemAvailable")
+    available = numbers(proc / "meminfo").get("MemAvailable")
     if available is None:
         raise LimitsError(f"{proc / 'meminfo'} does not tell how much memory is available.")
     numa = []
     for place in (sys / "devices" / "system" / "node").glob("node[0-9]*"):
         number = place.name.removeprefix("node")
-        there = _numbers(place / "meminfo")
+        there = numbers(place / "meminfo")
         if number.isdigit() and int(number) < _MOST_NUMA and "MemFree" in there:
             numa.append(NumaNode(int(number), there["MemFree"] + there.get("Inactive(file)", 0)))
     return NodeMemory(available, numa=tuple(sorted(numa, key=lambda each: each.number)))
@@ -60,8 +60,8 @@ def _name(path: Path, cgroup: Cgroup, uid: str) -> str:
     return f"control group {path}"
 
 
-def _numbers(path: Path) -> dict[str, int]:
-    """Bytes by name."""
+def numbers(path: Path) -> dict[str, int]:
+    """Bytes by name, of a file like /proc/meminfo; none where it cannot be read."""
     try:
         text = path.read_text(errors="replace")
     except OSError:

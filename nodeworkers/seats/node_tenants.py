@@ -107,7 +107,6 @@ class NodeTenants:
             processes=running.processes if running is not None else (),
             address=pod.address,
             began=pod.created,
-            annotations=pod.annotations,
             settings=pod_settings(pod.annotations),
             told=told,
             ended=found.ended.at if found.ended is not None else 0.0,

@@ -35,7 +35,7 @@ from planning.seats.host_memory import Level, NodeMemory, Parking, refusal
 from planning.seats.parking import Way
 from planning.seats.preflight import Check
 from planning.seats.room import CardRoom, lacks
-from planning.seats.status import CheckPicture, SwitchPicture
+from planning.seats.status import SwitchPicture
 
 POLL = 0.25  # seconds between looks at what tells nothing of itself, such as a server that starts
 _STATES: Mapping[Held, State] = {
@@ -181,7 +181,8 @@ class NodeWorld:
             traffic={seat: traffic for seat in tenants if (traffic := known.history.traffic(seat)) is not None},
             waits=known.last.waits if known.last is not None else {},
             last=last,
-            preflight=[CheckPicture(each.name, each.ok, each.told) for each in preflight],
+            preflight=preflight,
+            notes={seat: note for seat, tenant in there.items() if (note := self._ways.note(tenant))},
             simulated=simulated,
         )
 

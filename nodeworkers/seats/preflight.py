@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nodeworkers.seats.helper.client import HelperClient
+from nodeworkers.seats.limits import numbers
 from nodeworkers.seats.world import UntouchedError
 from planning.devices.cards import Card
 from planning.devices.offering import Seat
@@ -90,12 +91,7 @@ def read_kernel(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> Kernel:
     """What cannot be read counts as nothing known."""
     said = _text(sys / "kernel/mm/transparent_hugepage/enabled")
     chosen = said[said.find("[") + 1 : said.find("]")] if "[" in said else ""
-    sizes = {}
-    for line in _text(proc / "meminfo").splitlines():
-        name, _, rest = line.partition(":")
-        number = rest.split()
-        if number and number[0].isdigit():
-            sizes[name] = int(number[0]) * 1024
+    sizes = numbers(proc / "meminfo")
     off = _text(proc / "sys/kernel/io_uring_disabled").strip()
     return Kernel(chosen, sizes.get("MemTotal", 0), sizes.get("SwapTotal", 0), off in ("0", "1"), _mps_runs(proc))
 

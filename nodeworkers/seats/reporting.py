@@ -27,8 +27,8 @@ from nodeworkers.seats.switching import Cleared, Filled
 from nodeworkers.seats.tenants import Tenant
 from nodeworkers.seats.world import SeatLook
 from planning.seats.events import Pace, Told, news
+from planning.seats.preflight import Check
 from planning.seats.status import (
-    CheckPicture,
     GroupPicture,
     Outcome,
     SeatPicture,
@@ -58,7 +58,8 @@ class GroupFacts:
 
     seats: who holds each, None for nobody; phases: where planning has each (`planning.seats.group.Phase`); looks: as
     the hardware had them last; records, backends (by name), traffic: by seat, of those of which something is known;
-    waits: seconds until each is expected to serve, as whoever waits is told; last: the last switch (`SwitchLog`).
+    waits: seconds until each is expected to serve, as whoever waits is told; last: the last switch (`SwitchLog`);
+    notes: what a seat's owner should know of what the pod says, by seat.
     """
 
     slot: Slot
@@ -70,7 +71,8 @@ class GroupFacts:
     traffic: Mapping[str, Traffic] = field(default_factory=dict)
     waits: Mapping[str, float] = field(default_factory=dict)
     last: SwitchPicture | None = None
-    preflight: Sequence[CheckPicture] = ()
+    preflight: Sequence[Check] = ()
+    notes: Mapping[str, str] = field(default_factory=dict)
     simulated: bool = False
 
 
@@ -115,11 +117,11 @@ def _seat(facts: GroupFacts, id: str) -> SeatPicture:
         pod=(tenant.namespace, tenant.pod, tenant.container),
         port=record.port if record is not None and tenant.settings.port else 0,
         requests=traffic.held if traffic is not None else 0,
-        parked_bytes=known.bytes if known is not None and look.state == "Parked" else 0,
+        parked_bytes=known.host_bytes if known is not None and look.state == "Parked" else 0,
         wake=known.wake if known is not None else None,
         backend=facts.backends.get(id, ""),
         parkable=known.parkable if known is not None else None,
-        message=look.told or tenant.told,
+        message=look.told or tenant.told or facts.notes.get(id, ""),
         park=known.park if known is not None else None,
         expected=facts.waits.get(id),
         error=known.why_not if known is not None else "",

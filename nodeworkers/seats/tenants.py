@@ -33,7 +33,6 @@ class Tenant:
     processes: Sequence[Process] = ()
     address: str = ""
     began: float = 0.0
-    annotations: Mapping[str, str] = field(default_factory=dict)
     settings: PodSettings = field(default_factory=PodSettings)
     told: str = ""
     ended: float = 0.0

@@ -16,7 +16,7 @@ from nodeworkers.seats.records import Known, SeatRecords
 from nodeworkers.seats.tenants import Tenant
 from nodeworkers.seats.world import Moved
 from planning.seats.host_memory import Level
-from planning.seats.parking import Asked, Way, choose
+from planning.seats.parking import Asked, Choice, Way, choose, host_bytes
 
 
 class Host(Protocol):
@@ -37,9 +37,15 @@ class Ways:
 
     def of(self, tenant: Tenant) -> Way:
         """By which it is parked: what was parked one way is woken the same."""
-        known, settings = self._known(tenant), tenant.settings
-        asked = Asked(settings.park, settings.engine, bool(settings.port))
-        return known.way or choose(asked, self._missing(tenant.seat), known.failed).ways[0]
+        return self._known(tenant).way or self._choice(tenant).ways[0]
+
+    def note(self, tenant: Tenant) -> str:
+        """What its pod says that makes no sense, or cannot be had; '' for nothing."""
+        told, asked, way = [f"{each}." for each in tenant.settings.problems], tenant.settings.park, self.of(tenant)
+        if asked is not None and way != asked:
+            why = self._choice(tenant).why_not.get(asked, "")
+            told.append(f"It is parked by {way} instead of {asked}. {why}".rstrip())
+        return " ".join(told)
 
     def backend(self, tenant: Tenant) -> Backend:
         """What parks and wakes it."""
@@ -51,13 +57,8 @@ class Ways:
         return tenant.server([Process(pid, started) for pid, started in known.processes], known.bytes)
 
     def need(self, tenant: Tenant, held: int) -> int:
-        """Bytes of the host that parking takes of one that has so many on its GPUs. What an engine keeps is known once
-        it slept; until then all counts.
-        """
-        way, known = self.of(tenant), self._known(tenant)
-        if way == "cold":
-            return 0
-        return known.kept if "engine-sleep" in way and known.kept is not None else held
+        """Bytes of the host that parking takes of one that has so many on its GPUs."""
+        return host_bytes(self.of(tenant), held, self._known(tenant).kept)
 
     def begun(self, tenant: Tenant, held: Mapping[str, int]) -> Server:
         """Parking it begins, while it has so many bytes on each GPU. On record before anything is done: whoever takes
@@ -90,6 +91,11 @@ class Ways:
             return known.kept
         after = await self._host.levels(tenant)
         return max(0, after[0].used - before[0].used) if after else known.kept
+
+    def _choice(self, tenant: Tenant) -> Choice:
+        settings = tenant.settings
+        asked = Asked(settings.park, settings.engine, bool(settings.port))
+        return choose(asked, self._missing(tenant.seat), self._known(tenant).failed)
 
     def _known(self, tenant: Tenant) -> Known:
         return self._records.held_by(tenant.seat, tenant.uid).known

@@ -56,6 +56,15 @@ def choose(asked: Asked, missing: Sequence[str] = (), failed: Mapping[Way, str] 
     return Choice(tuple(able), why_not)
 
 
+def host_bytes(way: Way, held: int, kept: int | None) -> int:
+    """What parking takes of the host, of a server that has so many bytes on its GPUs. `kept`: what its engine kept when
+    it slept before, None where it never did: until then all counts.
+    """
+    if way == "cold":
+        return 0
+    return kept if "engine-sleep" in way and kept is not None else held
+
+
 def _why_not(way: Way, asked: Asked, missing: Sequence[str]) -> str:
     if "engine-sleep" in way:
         if asked.engine is None:

@@ -37,7 +37,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing. `ok`: it does not keep anybody from parking; `told`: a sentence."""
+    """One thing. `ok`: there is nothing to mend; `told`: a sentence that says what follows."""
 
     name: str
     ok: bool
@@ -91,8 +91,9 @@ def _warnings(found: Found) -> list[Check]:
 def _huge_pages(found: Found) -> Check:
     if found.huge_pages == "never":
         told = (
-            "Transparent huge pages are off: parking takes up to three times as long, for most of it is the kernel's "
-            "zeroing of pages. Write `madvise` or `always` to /sys/kernel/mm/transparent_hugepage/enabled."
+            "Transparent huge pages are off, and parking takes longer, for much of it is the kernel's zeroing of pages: "
+            "of 8.5 GB somebody measured 3.9 s without and 1.6 s with them. Write `madvise` or `always` to "
+            "/sys/kernel/mm/transparent_hugepage/enabled."
         )
         return Check("HugePages", False, told)
     return Check("HugePages", True, f"Transparent huge pages: {found.huge_pages or 'not known'}.")

@@ -13,6 +13,7 @@ from crds.gpuseatgroup import KIND, MOST_CHECKS, MOST_SHOWN, MOST_STAGES, GPUSea
 from crds.gpuseatprofile import API_VERSION
 from planning.devices.report import cut
 from planning.seats.orders import GroupPhase
+from planning.seats.preflight import Check
 from planning.times import timestamp
 
 Outcome = Literal["Switched", "Kept", "Failed", "Quarantined"]
@@ -69,15 +70,6 @@ class SwitchPicture:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckPicture:
-    """What preflight found."""
-
-    name: str
-    ok: bool
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
 class GroupPicture:
     """A group. `since`: when its phase became what it is, and `healthy_since`: when it became well or ill, in seconds
     of the epoch. `next`: for whom the slot is cleared. `oldest`: for how long the first request that waits has waited,
@@ -92,7 +84,7 @@ class GroupPicture:
     switches: int = 0
     seats: Sequence[SeatPicture] = ()
     last: SwitchPicture | None = None
-    preflight: Sequence[CheckPicture] = ()
+    preflight: Sequence[Check] = ()
     simulated: bool = False
     next: str = ""
     oldest: float | None = None
@@ -164,7 +156,7 @@ def status(picture: GroupPicture, now: float) -> dict[str, Any]:
         "last_switch": None if picture.last is None else _switch(picture.last),
         "seats": [_seat(seat) for seat in list({each.id: each for each in picture.seats}.values())[:MOST_SHOWN]],
         "preflight": [
-            {"name": name, "ok": check.ok, "message": cut(check.message, 512)}
+            {"name": name, "ok": check.ok, "message": cut(check.told, 512)}
             for name, check in list({cut(each.name, 128): each for each in picture.preflight}.items())[:MOST_CHECKS]
         ],
         "conditions": [_condition(picture)],

@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 from berth.cli import command_line
 from berth.devices.seats import show_groups, show_slots
 from kube.resources import GPUSEATGROUPS, NODEDEVICES
-from planning.seats.status import CheckPicture, GroupPicture, SeatPicture, SwitchPicture, document, object_name, status
+from planning.seats.preflight import Check
+from planning.seats.status import GroupPicture, SeatPicture, SwitchPicture, document, object_name, status
 from tests.kube.fake_api import FakeApi
 
 NOW = 1_800_000_000.0
@@ -36,7 +37,7 @@ WELL = GroupPicture(
         SeatPicture("kyb-G01-s4", "Absent"),
     ],
     SwitchPicture(NOW - 720.0, B, A, "it waited longest", {"park": 1.5, "wake": 2.1}),
-    [CheckPicture("driver", True, "580 can park"), CheckPicture("hugepages", False, "THP is off: parks are slower.")],
+    [Check("driver", True, "580 can park"), Check("hugepages", False, "THP is off: parks are slower.")],
 )  # fmt: skip
 ILL = GroupPicture("G23", "Quarantined", "", "process 7 holds 3 GiB of GPU 2", NOW - 400.0, simulated=True)
 

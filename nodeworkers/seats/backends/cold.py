@@ -18,8 +18,6 @@ class Cold:
     UntouchedError and UnsettledError.
     """
 
-    name = "cold"
-
     def __init__(self, end: Callable[[], Awaitable[None]]) -> None:
         self._end = end
 

@@ -17,8 +17,6 @@ from nodeworkers.seats.world import Moved
 class Composition:
     """A Backend of two: `first` parks first and wakes last, `second` the other way round."""
 
-    name = "engine-sleep+cuda-checkpoint"
-
     def __init__(self, first: Backend, second: Backend) -> None:
         self._first, self._second = first, second
 

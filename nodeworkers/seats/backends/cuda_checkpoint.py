@@ -15,8 +15,6 @@ from nodeworkers.seats.world import LostError, Moved, UnsettledError, UntouchedE
 class CudaCheckpoint:
     """A Backend, by a group's helper."""
 
-    name = "cuda-checkpoint"
-
     def __init__(self, helper: HelperClient) -> None:
         self._helper = helper
 

@@ -1,5 +1,5 @@
 """Parks by the engine's own sleep: it drops its KV cache, keeps its weights in host memory, and gives the rest of its
-GPU memory back. Dearer in effort than the driver's checkpoint for nobody but the server, which must offer it.
+GPU memory back. It moves less than the driver's checkpoint, and the server must offer it.
 
 What the engine says is not believed: that memory is free again is the driver's word.
 """
@@ -29,8 +29,6 @@ class EngineSleep:
     """A Backend, for servers of one engine. Keeps in mind which calls are under way in this process: a process that is
     new finds out by asking the engine, which answers once it is done.
     """
-
-    name = "engine-sleep"
 
     def __init__(self, api: EngineApi, memory: Memory) -> None:
         self._api, self._memory = api, memory
@@ -62,11 +60,14 @@ class EngineSleep:
         if (await self._settled(server)).held == "Parked":
             return Moved(processes=_pairs(server))
         before, began = await self._has(server), time.monotonic()
-        answer = await self._call(server, self._api.sleep)
+        answer = await self._call(server, epoch, self._api.sleep)
         if answer.status in (404, 405):
             raise UntouchedError(self._unable(answer))
         if answer.status != 200:
-            raise UnsettledError(f"The engine of {server.seat} answers its sleep with {answer.told}.")
+            refused = f"The engine of {server.seat} answers its sleep with {answer.told}."
+            if (await self.read(server)).held == "Running":
+                raise UntouchedError(refused)
+            raise UnsettledError(refused)
         has = await self._has(server)
         if has > _FREES * before:
             # Asleep it serves nobody, and it is to go on serving.
@@ -87,7 +88,7 @@ class EngineSleep:
         if reading.held == "Running" and self._api.asks:
             return Moved()
         before, began = await self._has(server), time.monotonic()
-        answer = await self._call(server, self._api.wake)
+        answer = await self._call(server, epoch, self._api.wake)
         if answer.status != 200:
             # Half awake it has parts of its memory mapped, and never lets go of them: vLLM's pull request 34600.
             raise LostError(f"The engine of {server.seat} answers its waking with {answer.told}.")
@@ -109,8 +110,9 @@ class EngineSleep:
             await asyncio.wait([call])
         return await self.read(server)
 
-    async def _call(self, server: Server, path: str) -> Answer:
+    async def _call(self, server: Server, epoch: int, path: str) -> Answer:
         """Sent once. It goes on where whoever waits for it is cancelled."""
+        self._enter(server.seat, epoch)  # a newer one may have come while this one read
         call = asyncio.create_task(ask("POST", server.address, path, CALL))
         self._calls[server.seat] = call
         call.add_done_callback(lambda done: self._ended(server.seat, done))

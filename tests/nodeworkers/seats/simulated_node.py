@@ -133,7 +133,7 @@ class SimulatedNode:
         processes = _family(pod.process.pid) if pod.running and pod.process is not None else []
         return Tenant(
             name, CARDS, "default", f"pod-{name}", "server", pod.uid, "id", pod.running, processes, "127.0.0.1",
-            1.0, pod.annotations, pod_settings(pod.annotations), "" if pod.running else "its container has not started",
+            1.0, pod_settings(pod.annotations), "" if pod.running else "its container has not started",
         )  # fmt: skip
 
     # ---- Host

@@ -29,7 +29,8 @@ from nodeworkers.seats.world import SeatLook
 from nodeworkers.seats.world import State as HardwareState
 from planning.seats.orders import GroupPhase
 from planning.seats.pod_settings import PodSettings
-from planning.seats.status import CheckPicture, SwitchPicture, document, object_name
+from planning.seats.preflight import Check
+from planning.seats.status import SwitchPicture, document, object_name
 from tests.kube.fake_api import FakeApi
 from tests.scraping import scraping
 
@@ -130,7 +131,7 @@ async def rig(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
 
 
 def test_what_is_known_of_a_group_is_all_told() -> None:
-    found = picture(replace(FACTS, preflight=[CheckPicture("driver", False, "no driver")]), refused=2, proxy="away")
+    found = picture(replace(FACTS, preflight=[Check("driver", False, "no driver")]), refused=2, proxy="away")
     assert (found.phase, found.active, found.switches, found.oldest, found.refused) == ("Active", A, 7, 4.0, 2)
     llama, qwen, nobody = found.seats
     assert (llama.pod, llama.port, llama.wake, llama.park) == (("team", "llama-0", "server"), 23_000, 1.5, 2.5)

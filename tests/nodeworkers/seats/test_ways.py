@@ -116,3 +116,13 @@ async def test_one_that_is_half_asleep_goes_on_from_there(node: SimulatedNode) -
     await asked(node, 1)
     await asked(node, 2)
     assert await state(node, 1) == "Parked"
+
+
+async def test_who_asks_for_what_cannot_be_had_is_told(node: SimulatedNode) -> None:
+    node.add(1, park=SLEEP)
+    node.add(2, park="freezer")
+    await node.world.look(GROUP)
+    facts = node.world.facts(GROUP, None, simulated=True)
+    assert facts is not None and facts.backends[seat(1)] == "cuda-checkpoint"
+    assert "instead of engine-sleep. Its pod does not say which engine serves" in facts.notes[seat(1)]
+    assert "kyb.ai/park: 'freezer' is no way to park" in facts.notes[seat(2)]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planning.seats.parking import ENGINES, WAYS, Asked, Way, choose
+from planning.seats.parking import ENGINES, WAYS, Asked, Way, choose, host_bytes
 
 asked = st.builds(Asked, st.none() | st.sampled_from(WAYS), st.none() | st.sampled_from(ENGINES), st.booleans())
 
@@ -35,3 +35,8 @@ def test_whoever_says_nothing_is_parked_by_the_driver_and_without_one_by_its_eng
     assert choose(vllm, ["Driver 550 is too old."], {"engine-sleep": "it frees nothing"}).ways == ("cold",)
     assert choose(Asked()).ways == ("cuda-checkpoint", "cold")
     assert "kyb.ai/engine" in choose(Asked(way="engine-sleep")).why_not["engine-sleep"]
+
+
+def test_what_parking_takes_of_the_host() -> None:
+    assert [host_bytes(way, 100, None) for way in WAYS] == [100, 100, 100, 0]
+    assert [host_bytes(way, 100, 30) for way in WAYS] == [100, 30, 30, 0], "what its engine kept when it slept before"

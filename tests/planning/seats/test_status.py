@@ -11,8 +11,8 @@ from crds.gpuseatgroup import GPUSeatGroupStatus
 from crds.gpuseatprofile import GROUP_PATTERN, MOST_NAME
 from crds.gpuworkload import ObjectName
 from planning.seats.orders import GroupPhase
+from planning.seats.preflight import Check
 from planning.seats.status import (
-    CheckPicture,
     GroupPicture,
     SeatPicture,
     SwitchPicture,
@@ -34,7 +34,7 @@ def test_what_people_see_of_a_group() -> None:
                 SeatPicture("kyb-G01-s3", "Absent"),
             ],
             SwitchPicture(1_000_000.0, B, A, "it waited", {"park": 1.5, "park: checkpoint": 1.4, "wake": 0.5}),
-            [CheckPicture("driver", True, "580.65.06 can park")],
+            [Check("driver", True, "580.65.06 can park")],
         ),
         1_000_060.0,
     )  # fmt: skip
@@ -128,7 +128,7 @@ def test_whatever_an_engine_says_the_status_is_valid(
             )
             for i in range(seats)
         ],
-        SwitchPicture(1.0, text, text, text, dict(stages), "Failed"), [CheckPicture(*each) for each in checks],
+        SwitchPicture(1.0, text, text, text, dict(stages), "Failed"), [Check(*each) for each in checks],
         oldest=float("inf"), refused=-1, proxy=text, healthy_since=float("nan"),
     )  # fmt: skip
     GPUSeatGroupStatus.model_validate(status(picture, 2.0))
