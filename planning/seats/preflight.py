@@ -91,8 +91,8 @@ def _warnings(found: Found) -> list[Check]:
 def _huge_pages(found: Found) -> Check:
     if found.huge_pages == "never":
         told = (
-            "Transparent huge pages are off, and parking takes longer, for much of it is the kernel's zeroing of pages: "
-            "of 8.5 GB somebody measured 3.9 s without and 1.6 s with them. Write `madvise` or `always` to "
+            "Transparent huge pages are off, so parking takes longer: much of it is the kernel's zeroing of pages, and "
+            "for 8.5 GB somebody measured 3.9 s without and 1.6 s with them. Write `madvise` or `always` to "
             "/sys/kernel/mm/transparent_hugepage/enabled."
         )
         return Check("HugePages", False, told)

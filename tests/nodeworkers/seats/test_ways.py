@@ -59,8 +59,12 @@ async def test_one_that_is_parked_cold_starts_anew_when_it_is_asked_and_not_befo
     await asked(node, 1)
     await asked(node, 2)
     assert await state(node, 1) == "Waiting" and node.records.of(seat(1)).known.ended
-    for _ in range(5):  # its container wants to start all the time; nobody asks for it
-        assert await node.switch() == seat(2)
+    async with asyncio.timeout(10):
+        while seat(1) not in node.gate.waiting(GROUP):
+            await asyncio.sleep(0.01)
+    assert await node.switch() == seat(2)
+    facts = node.world.facts(GROUP, None, simulated=True)
+    assert facts is not None and facts.phases[seat(1)] == "Lost", "its container wants to start, and nobody asks for it"
     await asked(node, 1)
     pod = node.pods[seat(1)]
     assert pod is not None and pod.restarts == 1 and not node.records.of(seat(1)).known.ended
@@ -86,6 +90,17 @@ async def test_without_a_driver_that_can_checkpoint_a_server_is_put_to_sleep_or_
     await asked(node, 2)
     await asked(node, 1)
     assert [node.records.of(seat(number)).known.way for number in (1, 2)] == [SLEEP, "cold"]
+
+
+async def test_what_was_parked_one_way_is_woken_the_same_whatever_is_said_meanwhile(node: SimulatedNode) -> None:
+    node.add(1)
+    node.add(2)
+    await asked(node, 1)
+    await asked(node, 2)
+    node.missing = ["Driver 550.54.14 can only toggle a process."]
+    await asked(node, 1)
+    pod = node.pods[seat(1)]
+    assert pod is not None and pod.restarts == 0
 
 
 async def test_a_server_that_dies_in_its_sleep_starts_cold(node: SimulatedNode) -> None:
