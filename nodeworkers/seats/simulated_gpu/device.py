@@ -16,7 +16,7 @@ import time
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from nodeworkers.seats.processes import started
 from nodeworkers.seats.simulated_gpu.machine import SimulatedMachine, SimulatedOutOfMemoryError
@@ -25,6 +25,15 @@ RUNNING, LOCKED, CHECKPOINTED, FAILED = "RUNNING", "LOCKED", "CHECKPOINTED", "FA
 CHECKPOINTING, RESTORING = "CHECKPOINTING", "RESTORING"  # as drivers of CUDA 13.4 and later show them
 _STEP = 0.02  # seconds between looks whether a fault was taken back
 _PIECE = 4 * 2**20  # bytes
+
+
+def _die(by: signal.Signals) -> NoReturn:
+    """The kernel may give the signal to another thread of the process: this one does not go on until it takes effect,
+    or the driver would answer as if nothing had happened.
+    """
+    os.kill(os.getpid(), by)
+    while True:
+        time.sleep(1)
 
 
 class SimulatedDriverError(Exception):
@@ -149,7 +158,7 @@ class SimulatedDevice:
         self._expect(RUNNING)
         faults = self._machine.faults(self.server)
         if "lock-kills" in faults:
-            os.kill(os.getpid(), signal.SIGSEGV)
+            _die(signal.SIGSEGV)
         with self._turn:
             self.state = LOCKED  # no further call begins
             drained = self._turn.wait_for(lambda: self._calls == 0, timeout or None)
@@ -170,7 +179,7 @@ class SimulatedDevice:
         self._take_off("checkpoint")
         self._become(CHECKPOINTED)
         if "dies-when-parked" in self._machine.faults(self.server):
-            os.kill(os.getpid(), signal.SIGKILL)
+            _die(signal.SIGKILL)
 
     def _restore(self, devices: Mapping[str, str]) -> None:
         if self._dead_end:

@@ -169,7 +169,7 @@ async def test_a_helper_that_is_killed_amid_a_call(group: Rig) -> None:
     model = await group.model("first")
     group.machine.suffer({"first": ["checkpoint-hangs"]})
     parking = asyncio.create_task(group.backend.park(model.server(), 3))
-    await group.reads(model, "Changing")
+    await group.driver_tells(model, "CHECKPOINTING")
     pid = (await group.helper.hello()).pid
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(UnsettledError, match="went away amid park"):

@@ -63,7 +63,7 @@ async def test_it_ends_when_what_is_under_way_has_ended(group: Rig) -> None:
     model = await group.model("first")
     group.machine.suffer({"first": ["checkpoint-hangs"]})
     parking = asyncio.create_task(group.backend.park(model.server(), 1))
-    await group.reads(model, "Changing")
+    await group.driver_tells(model, "CHECKPOINTING")
     pid = (await group.helper.hello()).pid
     os.kill(pid, signal.SIGTERM)
     done, _ = await asyncio.wait([parking], timeout=0.3)

@@ -22,6 +22,7 @@ from nodeworkers.seats.backends.cuda_checkpoint import CudaCheckpoint
 from nodeworkers.seats.helper.client import HelperClient
 from nodeworkers.seats.processes import started
 from nodeworkers.seats.simulated_gpu.checker import Verdict, check
+from nodeworkers.seats.simulated_gpu.driver import SimulatedDriver
 from nodeworkers.seats.simulated_gpu.machine import SimulatedCard, SimulatedMachine
 
 MIB = 2**20
@@ -104,6 +105,13 @@ class Rig:
         """Waits until the backend reads it so."""
         async with asyncio.timeout(20):
             while (await self.backend.read(model.server())).held != held:
+                await asyncio.sleep(0.01)
+
+    async def driver_tells(self, model: Model, state: str) -> None:
+        """Waits until the process itself is in this state. The helper says Changing before it has asked the driver."""
+        driver = SimulatedDriver(self.machine.folder)
+        async with asyncio.timeout(20):
+            while await asyncio.to_thread(driver.state, model.process.pid) != state:
                 await asyncio.sleep(0.01)
 
     def verdict(self) -> Verdict:
