@@ -322,8 +322,8 @@ def build_seat_worker(temporal: Client, node: str, switches: Switches) -> Worker
     return Worker(
         temporal,
         task_queue=seat_queue(node),
-        activities=[switches.turn],
-        max_concurrent_activities=MOST_GROUPS,
+        activities=[switches.turn, switches.pass_on, switches.prefer],
+        max_concurrent_activities=2 * MOST_GROUPS,  # of a group a switch, and a migration that waits for it
         max_heartbeat_throttle_interval=HEARTBEATS,
         default_heartbeat_throttle_interval=HEARTBEATS,
         graceful_shutdown_timeout=DRAIN,

@@ -26,6 +26,7 @@ from activities.forecasts import Forecasts
 from activities.heartbeats import BEAT
 from activities.kernel_caches import KernelCaches
 from activities.messages import KIND, NAME, NAMESPACE, NODE, PHASE
+from activities.migrations import Migrations
 from activities.nodes import NodeLooks
 from activities.placements import Placements
 from activities.planner import Planner
@@ -49,6 +50,7 @@ from workflows.node_kernel_cache import NodeKernelCache
 from workflows.placement import Placement
 from workflows.provisioning import Provisioning
 from workflows.seat_group import SeatGroup
+from workflows.seat_migration import SeatMigration
 
 log = logging.getLogger(__name__)
 
@@ -125,10 +127,21 @@ def build_worker(
     caches = KernelCaches(cache, kube, temporal, events)
     nodes = NodeLooks(kube, temporal)
     devices = DeviceShows(cache, kube, events)
+    migrations = Migrations(kube, events)
     return Worker(
         temporal,
         task_queue=TASK_QUEUE,
-        workflows=[Placement, GPUWorkload, Provisioning, KernelCache, NodeKernelCache, Node, Devices, SeatGroup],
+        workflows=[
+            Placement,
+            GPUWorkload,
+            Provisioning,
+            KernelCache,
+            NodeKernelCache,
+            Node,
+            Devices,
+            SeatGroup,
+            SeatMigration,
+        ],
         activities=[
             planner.decide,
             placements.carry_out,
@@ -141,6 +154,10 @@ def build_worker(
             caches.tell,
             nodes.look,
             devices.show,
+            migrations.decide,
+            migrations.start,
+            migrations.retire,
+            migrations.roll_back,
         ],
         workflow_runner=UnsandboxedWorkflowRunner(),
         max_cached_workflows=CACHED_WORKFLOWS,

@@ -34,6 +34,7 @@ from controller.digests import (
     request_digest,
     workload_digest,
 )
+from controller.migrations import MigrationWatch
 from controller.outage import TEMPORAL_AWAY, reason
 from controller.pokes import Poker
 from controller.routing import NOBODY, Route, on_job, on_node, on_request, on_workload, with_order
@@ -104,6 +105,7 @@ class Controller:
         )
         self.caches = CacheWatch(kube, temporal)
         self.devices = DeviceWatch(kube, temporal, pool=pool)
+        self.migrations = MigrationWatch(kube, temporal)
         self._events = EventRecorder(kube, "berth-controller", os.uname().nodename)
         self.seat_services = SeatServices(kube, self._events)
         # Of live pods only their going matters here (it frees a place), so their metadata is enough.
@@ -123,6 +125,7 @@ class Controller:
             **self.caches.reflectors,
             **self.devices.reflectors,
             **self.seat_services.reflectors,
+            **self.migrations.reflectors,
         }
 
     @property
@@ -132,7 +135,7 @@ class Controller:
     @property
     def temporal_away(self) -> str:
         """Why Temporal cannot be reached, as far as anybody tried; '' while it answers."""
-        known = self._temporal_away or self.caches.trouble or self.devices.trouble
+        known = self._temporal_away or self.caches.trouble or self.devices.trouble or self.migrations.trouble
         return known or ("" if self.poker.reachable else "it takes no pokes")
 
     @property
@@ -151,6 +154,7 @@ class Controller:
                 self._tasks.append(group.create_task(self.caches.run(), name="pokes of kernel caches"))
                 self._tasks.append(group.create_task(self.devices.run(), name="pokes about devices"))
                 self._tasks.append(group.create_task(self.seat_services.run(), name="endpoints of seats"))
+                self._tasks.append(group.create_task(self.migrations.run(), name="moves of seats"))
                 self._tasks.append(group.create_task(self._events.run(), name="Events"))
                 self._tasks.append(group.create_task(self._sweeps(), name="sweeps"))
                 self._tasks.append(group.create_task(self._expiries(), name="expiries"))
@@ -160,6 +164,7 @@ class Controller:
             await self.poker.flush(FLUSH)
             await self.caches.flush(FLUSH)
             await self.devices.flush(FLUSH)
+            await self.migrations.flush(FLUSH)
 
     async def _watch_requests(self) -> None:
         while not await self._has_requests():
@@ -220,6 +225,7 @@ class Controller:
         self._concern(route, "jobs", self.jobs.newest)
         self.caches.sweep()
         self.devices.sweep()
+        self.migrations.sweep()
         tidied = await sweep.tidy_tombstones(self._kube, self.workloads.items, jobs, followed)
         log.info("sweep: %d workloads poked, %d leftovers removed", len(route.workloads), tidied)
 

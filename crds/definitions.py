@@ -21,6 +21,7 @@ from crds import (
     kernelcache_node,
     kernelcachepolicy,
     nodedevices,
+    seatmigration,
 )
 from crds.gpumodelprofile import GPUModelProfileSpec, GPUModelProfileStatus
 from crds.gpuquota import GPUQuotaSpec, GPUQuotaStatus
@@ -33,6 +34,7 @@ from crds.kernelcache import TritonKernelCacheClusterSpec, TritonKernelCacheSpec
 from crds.kernelcache_node import NodeCacheStatus, NodeStatusSpec
 from crds.kernelcachepolicy import KernelCachePolicySpec
 from crds.nodedevices import NodeDevicesSpec, NodeDevicesStatus
+from crds.seatmigration import SeatMigrationSpec, SeatMigrationStatus
 
 Schema = dict[str, Any]
 
@@ -370,5 +372,44 @@ DEFINITIONS = (
             }
         ],
         selectable=(".spec.nodeName",),
+    ),
+    Definition(
+        kind=seatmigration.KIND,
+        plural=seatmigration.PLURAL,
+        short_name="smig",
+        scope="Namespaced",
+        group=gpuseatprofile.GROUP,
+        module="crds/seatmigration.py",
+        description="A model server moves to a seat of another group: a second one serves there before it goes.",
+        spec=SeatMigrationSpec,
+        status=SeatMigrationStatus,
+        columns=[
+            column("Pod", ".status.source.pod"),
+            column("From", ".status.source.seat"),
+            column("To", ".status.destination.seat"),
+            column("Node", ".status.destination.node"),
+            column("Phase", ".status.phase"),
+            column("Reason", ".status.reason"),
+            column("Age", ".metadata.creationTimestamp", "date"),
+            column("Replacement", ".status.destination.pod", priority=1),
+            column("Message", ".status.message", priority=1),
+        ],
+        rules=[
+            {
+                "rule": "self.spec == oldSelf.spec",
+                "fieldPath": ".spec",
+                "message": "a move is ordered once: delete it, which undoes it, and create another",
+            },
+            {
+                "rule": "has(self.spec.pod) != has(self.spec.workload)",
+                "fieldPath": ".spec",
+                "message": "names either a pod or a workload",
+            },
+            {
+                "rule": "has(self.spec.to.group) || has(self.spec.to.node)",
+                "fieldPath": ".spec.to",
+                "message": "names a group, a node, or both",
+            },
+        ],
     ),
 )

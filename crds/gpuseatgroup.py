@@ -64,6 +64,9 @@ class SeatStatus(CRDModel):
         default=None, description="Where the node's seat proxy takes its requests."
     )
     requests: Count | None = Field(default=None, description="Requests that wait for it to wake.")
+    passed_on: Short | None = Field(
+        default=None, description="Where its requests go, as it moves to another seat (SeatMigration)."
+    )
     parked_bytes: Bytes | None = Field(default=None, description="Of its GPUs' memory, in its container's memory now.")
     park_millis: Millis | None = Field(default=None, description="What parking it takes, as measured of late.")
     wake_millis: Millis | None = Field(default=None, description="What waking it takes, as measured of late.")

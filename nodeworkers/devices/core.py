@@ -104,6 +104,7 @@ class Core:
         self._files = DriverFiles()
         self._with_cdi = True
         self._taken: tuple[str, ...] = ()
+        self._group_first = ("", 0.0)  # a group of seats, and until when
         self._called: dict[str, str] = {}
         self._ids: dict[str, str] = {}
         self._due = asyncio.Event()
@@ -318,11 +319,17 @@ class Core:
             await self._news.wait()
         return self.version
 
+    def prefer(self, group: str, seconds: float) -> None:
+        """Of seats this group's come first for so long: somebody is about to start there whose pod cannot say so."""
+        self._group_first = group, time.monotonic() + seconds
+
     def preferred(self, available: Sequence[str], must: Sequence[str], size: int) -> list[str]:
         """As `Devices.preferred`; called in a thread."""
         state, taken = self.state, self._taken
         cards = {id: device.cards for id, device in state.devices.items()}
-        return preferred(state.affinity, cards, available, must, size, taken)
+        group, until = self._group_first
+        first = [id for id, device in state.devices.items() if group and device.group == group]
+        return preferred(state.affinity, cards, available, must, size, taken, first if time.monotonic() < until else ())
 
     def allocate(self, resource: str, ids: Sequence[str], claim: str, admin: bool) -> Injection:
         """As `Devices.allocate`."""

@@ -1,5 +1,5 @@
-"""The activity with which a group's workflow switches seats on this node. One at a time for each group, while those of
-other groups go on beside it.
+"""The activities with which a group's workflow switches seats on this node, and with which a migration diverts their
+requests. One at a time for each group, while those of other groups go on beside it.
 
 A run of the workflow that another followed is refused (law 5); one whose activity was lost with a process is answered
 from what the hardware says.
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
@@ -18,8 +18,18 @@ from temporalio.exceptions import ApplicationError
 from nodeworkers.seats.reporting import SwitchLog
 from nodeworkers.seats.slots import Slot, Slots, SupersededError
 from nodeworkers.seats.switching import Group, Patience
-from nodeworkers.seats.world import World
-from planning.seats.orders import SUPERSEDED_RUN, TURN, GroupTask, Turned
+from nodeworkers.seats.world import UntouchedError, World
+from planning.seats.orders import (
+    DIVERT,
+    PREFER,
+    SUPERSEDED_RUN,
+    TURN,
+    Divert,
+    Diverted,
+    GroupTask,
+    Preferred,
+    Turned,
+)
 
 BEAT = 2.0  # seconds
 
@@ -28,9 +38,11 @@ class Switches:
     """The activity, over what one node has. One instance for the process."""
 
     def __init__(
-        self, slots: Slots, world: World, patience: Patience | None = None, log: SwitchLog | None = None
-    ) -> None:
-        """`log` is told how each ended."""
+        self, slots: Slots, world: World, patience: Patience | None = None, log: SwitchLog | None = None,
+        prefer: Callable[[str, float], None] = lambda group, seconds: None,
+    ) -> None:  # fmt: skip
+        """`log` is told how each ended. `prefer`: whoever hands seats out begins with this group's, for so long."""
+        self._prefer = prefer
         self._slots, self._world, self._patience = slots, world, patience or Patience()
         self._log = log or SwitchLog()
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -47,6 +59,25 @@ class Switches:
                 return await self._switch(begun[0], self._slots.slot(task.group))
         except SupersededError as newer:
             raise ApplicationError(str(newer), type=SUPERSEDED_RUN, non_retryable=True) from newer
+        finally:
+            beat.cancel()
+
+    @activity.defn(name=PREFER)
+    async def prefer(self, preferred: Preferred) -> None:
+        """For the pod that a migration is about to start on this node."""
+        self._prefer(preferred.group, preferred.seconds)
+
+    @activity.defn(name=DIVERT)
+    async def pass_on(self, order: Divert) -> Diverted:
+        """Never beside a switch of the group: who has the slot would not know of it."""
+        begun = list[Group]()
+        beat = asyncio.create_task(_beat(begun))
+        try:
+            async with self._turns[order.group]:
+                await self._world.look(order.group)
+                return Diverted(await self._world.pass_on(order.seat, order.pod, order.address))
+        except UntouchedError as trouble:
+            return Diverted(str(trouble))
         finally:
             beat.cancel()
 

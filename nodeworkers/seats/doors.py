@@ -73,10 +73,17 @@ class Doors:
         before = self._routes.wanted.get(tenant.seat)
         await self._routes.put(self._route(tenant, epoch, before.retry_after if before is not None else UNKNOWN_WAIT))
 
+    async def pass_on(self, tenant: Tenant, epoch: int) -> None:
+        """Its requests go where its record says, or to its server again."""
+        await self._put(tenant, epoch)
+
     def _route(self, tenant: Tenant, epoch: int, wait: float) -> Route:
+        passed_on = self._records.held_by(tenant.seat, tenant.uid).known.passed_on
         state = State.OPEN if tenant.seat in self._open and tenant.endpoint else State.HELD
         if state is State.HELD and self.away:
             state = State.AWAY
+        if passed_on:
+            state = State.OPEN  # whoever has them now holds or refuses them
         settings = tenant.settings
         quiet: tuple[Quiet, ...] = (Quiet("/health"), Quiet("/metrics"))
         if settings.health not in ("/health", "/metrics"):
@@ -87,7 +94,7 @@ class Doors:
             seat=tenant.seat,
             epoch=epoch,
             listen=f"{self._listen}:{self._records.of(tenant.seat).port}",
-            backend=tenant.endpoint or None,
+            backend=passed_on or tenant.endpoint or None,
             state=state,
             retry_after=round(wait, 1),
             deadline=settings.deadline,

@@ -227,11 +227,19 @@ class NodeWorld:
                 continue
             record = self._records.held_by(seat, tenant.uid).known
             view = known.history.view(seat, phase, since, asked, tenant.settings, record, now)
+            if record.passed_on:
+                view = replace(view, held=0, running=0, batch=False)  # whoever serves them has the seat for it
             if phase is Phase.ACTIVE and memory is not None:
                 need = self._ways.need(tenant, record.bytes)
                 view = replace(view, bytes=need, levels=await self._host.levels(tenant))
             seats.append(view)
-        pins = [tenant.seat for tenant in tenants.seats.values() if tenant is not None and tenant.settings.pinned]
+        pins = [
+            tenant.seat
+            for tenant in tenants.seats.values()
+            if tenant is not None
+            and tenant.settings.pinned
+            and not self._records.held_by(tenant.seat, tenant.uid).known.passed_on
+        ]
         offset = datetime.fromtimestamp(now, UTC).astimezone(ZoneInfo(tenants.zone)).utcoffset()
         return GroupView(
             tuple(seats), tenants.policy, known.history.lost(now), pins[0] if len(pins) == 1 else "",
@@ -294,6 +302,27 @@ class NodeWorld:
         self._records.put(seat, replace(record, lost=False, ended=False))
         await self._doors.open(tenant, epoch)
         known.history.opened(seat, now)
+
+    async def pass_on(self, seat: str, pod: str, address: str) -> str:
+        """Sends requests for the seat of the pod with this UID elsewhere, once none is with its server; '' takes that
+        back. Why it was not done, '' if it was.
+        """
+        known, tenant = self._tenant(seat)
+        if tenant is None or tenant.uid != pod:
+            return "" if not address else f"the pod that is to move has {seat} no more"
+        epoch = self._slots.epoch(known.tenants.group)
+        record = self._records.held_by(seat, pod).known
+        if address and not record.passed_on:
+            drained = await self._doors.drain(tenant, epoch)
+            if drained.left:
+                await self._doors.pass_on(tenant, epoch)
+                told = "1 request is" if drained.left == 1 else f"{drained.left} requests are"
+                return f"{told} still in flight after {tenant.settings.drain:.0f} s (kyb.ai/drain-seconds)"
+            record = self._records.held_by(seat, pod).known
+        self._records.put(seat, replace(record, passed_on=address))
+        await self._doors.pass_on(tenant, epoch)
+        self.stir(known.tenants.group)
+        return ""
 
     # ---- memory
 

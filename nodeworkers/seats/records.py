@@ -34,7 +34,8 @@ class Known:
     as pid and start; parkable: None while it was never parked, and with False `why_not`; lost: its state is gone, and
     it has not served since. way: by which it is parked, None while none was tried; tries: in a row that this failed,
     while it never succeeded; failed: ways that did not do, and why; kept: bytes that the host holds while it is parked,
-    None where that is what it had on its GPUs; ended: it was ended to be parked, and has not served since.
+    None where that is what it had on its GPUs; ended: it was ended to be parked, and has not served
+    since. passed_on: where its requests go instead of to its server, as it moves to another seat; '' to its server.
     """
 
     park: float | None = None
@@ -51,6 +52,7 @@ class Known:
     failed: Mapping[Way, str] = field(default_factory=dict)
     kept: int | None = None
     ended: bool = False
+    passed_on: str = ""
 
     @property
     def host_bytes(self) -> int:

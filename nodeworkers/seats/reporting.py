@@ -127,6 +127,7 @@ def _seat(facts: GroupFacts, id: str) -> SeatPicture:
         error=known.why_not if known is not None else "",
         lost=known.lost if known is not None else False,
         uid=tenant.uid,
+        passed_on=known.passed_on if known is not None else "",
     )
 
 
@@ -238,7 +239,7 @@ def _matters(group: GroupPicture) -> tuple[object, object]:
     """What is to be written at once, for Services lead by it or people should act; and what may wait for company. Texts
     and counts of what waits are in neither: they are another at each look.
     """
-    seats = [(seat.id, seat.pod, seat.port, seat.backend) for seat in group.seats]
+    seats = [(seat.id, seat.pod, seat.port, seat.backend, seat.passed_on) for seat in group.seats]
     urgent = (seats, list(group.preflight), group.simulated, healthy(group)[:1])
     if group.phase in _UNDER_WAY:
         return urgent, "under way"

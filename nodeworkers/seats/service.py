@@ -87,7 +87,7 @@ class SeatService:
         )  # fmt: skip
         self._preflight = Preflight(lambda: core.state.plan.seats, lambda: core.state.cards, self._helper)
         self._log = SwitchLog()
-        self.switches = Switches(self.slots, self._world, log=self._log)
+        self.switches = Switches(self.slots, self._world, log=self._log, prefer=core.prefer)
         self._events = EventRecorder(kube, "berth-node", node)
         self._reporting = SeatReporting(kube, node, self._events, self._facts, self._control)
         self._keeping = Keeping()

@@ -88,6 +88,11 @@ class World(Protocol):
     async def open(self, seat: str, epoch: int) -> None:
         """From now on its requests are passed on."""
 
+    async def pass_on(self, seat: str, pod: str, address: str) -> str:
+        """Requests for the seat of the pod with this UID go there once none is in flight; '' to its server again. Why
+        all is as it was, '' where it was done.
+        """
+
     async def park(self, seat: str, epoch: int) -> Moved:
         """Its memory leaves the GPUs."""
 

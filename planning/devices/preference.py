@@ -90,16 +90,19 @@ def preferred(
     must: Sequence[str],
     size: int,
     taken: Collection[str] = (),
+    first: Collection[str] = (),
 ) -> list[str]:
     """`size` of the available device ids, with all of `must`; as many as there are, if there are fewer. `devices` has
-    the cards of each id, `taken` the ids that containers hold. Ids that nobody knows are left out. The same question
-    has the same answer. Never raises.
+    the cards of each id, `taken` the ids that containers hold; all come of `first` where that has
+    enough. Ids that nobody knows are left out. The same question has the same answer. Never raises.
     """
     kept = [each for each in dict.fromkeys(must) if each in devices]
     free = set(available).intersection(devices).difference(kept)
     wanted = size - len(kept)
     if wanted <= 0:
         return kept
+    if len(free.intersection(first)) >= wanted:
+        free = free.intersection(first)
     if wanted >= len(free):
         return kept + sorted(free)
     places: dict[tuple[str, ...], list[str]] = defaultdict(list)

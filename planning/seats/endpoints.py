@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from planning.podspecs import mapping, mappings, text
+from planning.seats.migration import REPLACES
 
 SERVICE_ANNOTATION = "kyb.ai/seats"
 """On a Service without selector: labels of the pods that are meant, such as `app=llama` or `app=llama,tier=gold`."""
@@ -22,7 +23,7 @@ PORT_ANNOTATION = "kyb.ai/port"
 """On a pod with a seat: the container port on which its server listens."""
 MANAGER = "seats.berth.kyb.ai"
 MOST_ENDPOINTS = 100  # of one slice, as Kubernetes' own controller has it
-Standing = Literal["serves", "starts", "none"]
+Standing = Literal["serves", "starts", "moved", "none"]
 _STANDING: Mapping[str, Standing] = {
     **dict.fromkeys(("Active", "Draining", "Parking", "Parked", "Waking"), "serves"),
     **dict.fromkeys(("Waiting", "Starting", "Lost"), "starts"),
@@ -44,7 +45,9 @@ class SeatService:
 
 @dataclass(frozen=True, slots=True)
 class SeatPod:
-    """A pod that may have a seat. `host`: the address of its `node`, as its status says; '' before it has one."""
+    """A pod that may have a seat. `host`: the address of its `node`, as its status says; '' before it has one.
+    `replaces`: the pod in whose stead it was started, as that moves; '' for none.
+    """
 
     namespace: str
     name: str
@@ -53,6 +56,7 @@ class SeatPod:
     node: str = ""
     host: str = ""
     ready: bool = False
+    replaces: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +112,7 @@ def seat_pod(raw: Mapping[str, Any]) -> SeatPod | None:
     return SeatPod(
         text(meta.get("namespace")), text(meta.get("name")), text(meta.get("uid")), labels,
         text(mapping(raw.get("spec")).get("nodeName")), host if _reachable(host) else "",
-        said.get("Ready") == "True",
+        said.get("Ready") == "True", text(mapping(meta.get("annotations")).get(REPLACES)),
     )  # fmt: skip
 
 
@@ -120,7 +124,7 @@ def proxy_ports(raw: Mapping[str, Any]) -> list[ProxyPort]:
         held, port = mapping(seat.get("heldBy")), seat.get("port")
         if not isinstance(port, int) or isinstance(port, bool) or not 0 < port < 65536 or not held.get("pod"):
             continue
-        standing = _STANDING.get(text(seat.get("phase")), "none")
+        standing: Standing = "moved" if seat.get("passedOn") else _STANDING.get(text(seat.get("phase")), "none")
         of = text(held.get("namespace")), text(held.get("pod"))
         found.append(ProxyPort(node, text(seat.get("id")), standing, port, *of))
     return found
@@ -132,7 +136,7 @@ def endpoint_slices(
     """The slices that the Service is to have, by name. Nodes that take seats on the same port share one.
 
     Ready is who serves or is parked; where nobody of the Service is, whoever has yet to start: a request is what starts
-    it.
+    it. Of a pod that moves and the one in its stead the first is, until its requests are passed on, and then the other.
     """
     if service.problem:
         return {}
@@ -145,8 +149,13 @@ def endpoint_slices(
     for each in ports:
         if each.namespace == service.namespace and (each.node, each.pod) in meant:
             standings[each.port, each.node, each.pod].add(each.standing)
-    serve = {key for key, told in standings.items() if "serves" in told or meant[key[1:]].ready}
-    serve = serve or {key for key, told in standings.items() if "starts" in told}
+    staying = {key[2] for key, told in standings.items() if "moved" not in told}
+    may = {
+        key: told for key, told in standings.items() if "moved" not in told and meant[key[1:]].replaces not in staying
+    }
+    serve = {key for key, told in may.items() if "serves" in told or meant[key[1:]].ready}
+    serve = serve or {key for key, told in may.items() if "starts" in told}
+    serve = serve or {key for key, told in standings.items() if "moved" in told}  # whose proxy passes them on
     groups: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
     for key in sorted(standings):
         pod = meant[key[1:]]

@@ -14,6 +14,12 @@ TURN = "take_turn"
 """Activity on a node's queue: GroupTask -> Turned. Reads the hardware, puts in order what was left halfway, and decides
 who is to have the slot. If that is another it drains and parks whoever has it, proves that the GPUs have room, wakes
 the other or lets its container start, and proves that it serves. Safe to repeat from wherever it was broken off."""
+PREFER = "prefer_seats"
+"""Activity on a node's queue: Preferred -> None. Of seats that are as good as each other the kubelet is told the named
+group's first, for a while."""
+DIVERT = "divert_requests"
+"""Activity on a node's queue: Divert -> Diverted. Requests for a seat go elsewhere once none is in flight, or go to its
+server again. Safe to repeat."""
 NEWS = "news"
 """Signal of a node's process to a group's workflow, without content: somebody waits, or something changed there."""
 SEAT_GROUP_WORKFLOW = "SeatGroup"
@@ -51,6 +57,31 @@ class Turned:
     within: float | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     gone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Preferred:
+    """`seconds`: for how long; 0 takes it back."""
+
+    group: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Divert:
+    """`pod`: the UID of the pod that has the seat; `address`: host and port, '' for its own server again."""
+
+    group: str
+    seat: str
+    pod: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Diverted:
+    """`why_not`: why all is as it was, '' where it was done."""
+
+    why_not: str = ""
 
 
 def seat_queue(node: str) -> str:

@@ -31,7 +31,8 @@ class SeatPicture:
     the host's. `park`, `wake`: seconds that these take as measured of late, None where there was none; `expected`:
     until it serves, as whoever waits is told. `parkable`: None while nobody tried. `message`: why it is as it is;
     `error`: why it could not be parked, or lost its state. `since`: when its phase began, in seconds of the epoch, 0
-    unknown. `lost`: its state is gone, and it has not served since. `uid`: of the pod.
+    unknown. `lost`: its state is gone, and it has not served since. `uid`: of the pod. `passed_on`: where its requests
+    go instead, as it moves to another seat.
     """
 
     id: str
@@ -50,6 +51,7 @@ class SeatPicture:
     since: float = 0.0
     lost: bool = False
     uid: str = ""
+    passed_on: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +189,7 @@ def _seat(seat: SeatPicture) -> dict[str, Any]:
         "parkable": seat.parkable,
         "port": seat.port if 0 < seat.port < 65536 else None,
         "requests": max(0, seat.requests) or None,
+        "passed_on": cut(seat.passed_on, 128),
         "parked_bytes": max(0, seat.parked_bytes) or None,
         "park_millis": None if seat.park is None else _millis(seat.park),
         "wake_millis": None if seat.wake is None else _millis(seat.wake),

@@ -1,5 +1,5 @@
 """Records the histories that test_replay.py replays: `python -m tests.workflows.record`, on stacks of their own; with
-names of plays (scenarios, provisioning, kernel_caches, devices, seats) those alone.
+names of plays (scenarios, provisioning, kernel_caches, devices, seats, migrations) those alone.
 
 Every scenario is played on the real control plane; what Temporal recorded is written to histories/, named after the
 scenario and the build, so that histories of older builds stay and go on being replayed.
@@ -21,6 +21,7 @@ from temporalio.client import WorkflowHandle
 from activities.cache_signatures import NodeState, node_attributes
 from activities.device_signatures import devices_id
 from activities.messages import placement_id, provisioning_id, workload_id
+from activities.migration_signatures import migration_id
 from activities.signatures import TASK_QUEUE
 from benchmarks.cache_agents import register
 from berth.cli.application import after_up, application_processes
@@ -43,8 +44,10 @@ from planning.seats.orders import group_id
 from stack import Endpoints, Lines, Stack, UpOptions
 from tests.application.autoscaler import CLASS, SimulatedAutoscaler, install_kind
 from tests.application.cache_nodes import SimulatedAgent, is_ready, serving
+from tests.application.seat_nodes import simulated_seats
 from tests.application.tenant import Tenant, condition, eventually
 from tests.application.test_devices import COUNT, profile, says, seated, simulated, until_labels, until_ready_is
+from tests.application.test_seat_migrations import order, shows, start
 from tests.application.test_seat_switches import NODE as SEATS_NODE
 from tests.application.test_seat_switches import switching
 from tests.nodeworkers.seats.simulated_node import GROUP
@@ -252,6 +255,21 @@ async def seats(tenant: Tenant) -> dict[str, str]:
     return {"seatgroup-switched": group_id(SEATS_NODE, GROUP)}
 
 
+async def migrations(tenant: Tenant) -> dict[str, str]:
+    """One that comes off, and one that is undone after requests were diverted, for its new server ended."""
+    async with simulated_seats(tenant, "n", ("G01", "G23")) as node:
+        await start(tenant, node, "c")
+        completed = await order(tenant, "c-away", pod="c", to={"group": "G23"})
+        await shows(tenant, "c-away", "Completed")
+        await start(tenant, node, "d")
+        node.why_not = "2 requests are still in flight after 120 s (kyb.ai/drain-seconds)"
+        undone = await order(tenant, "d-away", pod="d", to={"group": "G01"})
+        await shows(tenant, "d-away", "RolledBack")
+        for uid in (completed, undone):
+            await tenant.temporal.get_workflow_handle(migration_id(uid)).result()
+    return {"seatmigration-completed": migration_id(completed), "seatmigration-undone": migration_id(undone)}
+
+
 def main() -> None:
     def with_autoscaler(endpoints: Endpoints) -> None:
         install_kind(endpoints)
@@ -259,7 +277,7 @@ def main() -> None:
 
     plays = (
         (scenarios, after_up), (provisioning, with_autoscaler), (kernel_caches, after_up), (devices, after_up),
-        (seats, after_up),
+        (seats, after_up), (migrations, after_up),
     )  # fmt: skip
     for play, install in plays:
         if sys.argv[1:] and play.__name__ not in sys.argv[1:]:

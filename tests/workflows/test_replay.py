@@ -26,6 +26,7 @@ from workflows.node_kernel_cache import NodeKernelCache
 from workflows.placement import Placement
 from workflows.provisioning import Provisioning
 from workflows.seat_group import SeatGroup
+from workflows.seat_migration import SeatMigration
 
 HISTORIES = sorted((Path(__file__).parent / "histories").glob("*.json"))
 
@@ -35,7 +36,17 @@ PASSED_THROUGH = ("crds", "planning", "activities", "pydantic", "pydantic_core",
 
 def replayer() -> Replayer:
     return Replayer(
-        workflows=[Placement, GPUWorkload, Provisioning, KernelCache, NodeKernelCache, Node, Devices, SeatGroup],
+        workflows=[
+            Placement,
+            GPUWorkload,
+            Provisioning,
+            KernelCache,
+            NodeKernelCache,
+            Node,
+            Devices,
+            SeatGroup,
+            SeatMigration,
+        ],
         workflow_runner=SandboxedWorkflowRunner(
             restrictions=SandboxRestrictions.default.with_passthrough_modules(*PASSED_THROUGH)
         ),
@@ -77,6 +88,8 @@ def test_every_workflow_and_every_way_through_it_is_recorded() -> None:
         "node-changed",
         "devices-shown",
         "seatgroup-switched",
+        "seatmigration-completed",
+        "seatmigration-undone",
     } <= names
 
 

@@ -90,7 +90,7 @@ class SimulatedNode:
     def __init__(self, folder: Path, ledger: Ledger, policy: Policy) -> None:
         self.folder, self.pods = folder, dict[str, Pod | None]()
         self.machine = SimulatedMachine.make(folder / "gpus", [SimulatedCard(card, 12 * 2**20) for card in CARDS])
-        self.policy = policy
+        self.policy, self.ledger = policy, ledger
         self.slots, self.records = (
             Slots(ledger),
             SeatRecords(ledger, [*choose([str(n) for n in range(8)], {}).values()]),

@@ -106,6 +106,10 @@ class SimulatedWorld:
         self._act("drain", seat)
         return self.busy
 
+    async def pass_on(self, seat: str, pod: str, address: str) -> str:
+        self._act("pass on", seat)
+        return self.busy
+
     async def open(self, seat: str, epoch: int) -> None:
         self._act("open", seat)
         self.servers[seat].held = False

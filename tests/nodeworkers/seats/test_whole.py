@@ -19,7 +19,7 @@ from tests.nodeworkers.seats.whole import NAMES, Seated, seated, server, service
 KILLS = 120.0  # seconds of them
 
 
-def _missing() -> str:
+def missing() -> str:
     if why := unavailable():
         return why
     try:
@@ -33,7 +33,7 @@ def _missing() -> str:
 pytestmark = [
     *needs_mounts,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(bool(_missing()), reason=_missing() or "possible"),
+    pytest.mark.skipif(bool(missing()), reason=missing() or "possible"),
 ]
 
 

@@ -72,6 +72,16 @@ def test_seats_are_spread_over_groups() -> None:
     assert found == ["kyb-G1-s0"]
 
 
+def test_a_group_that_a_pod_moves_to_comes_first_if_it_has_room() -> None:
+    seats = {f"kyb-{group}-s{n}": (group,) for group in ("G01", "G23") for n in (1, 2)}
+    none, free, first = Affinity([], []), sorted(seats), ["kyb-G23-s1", "kyb-G23-s2"]
+    taken = ["kyb-G23-s1"]
+    available = [each for each in free if each not in taken]
+    assert preferred(none, seats, available, [], 1, taken) == ["kyb-G01-s1"]
+    assert preferred(none, seats, available, [], 1, taken, first) == ["kyb-G23-s2"]
+    assert preferred(none, seats, ["kyb-G01-s1"], [], 1, taken, first) == ["kyb-G01-s1"]
+
+
 @pytest.mark.parametrize("count", [16, 64])
 def test_where_not_all_sets_can_be_tried_the_best_of_a_clear_case_is_found(count: int) -> None:
     cards = gpus(count, numa=count // 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
@@ -117,6 +118,21 @@ def test_whoever_has_yet_to_start_is_asked_only_where_nobody_serves() -> None:
     assert ready(endpoint_slices(SERVICE, pods, [port("a"), waiting])) == {"a": True, "b": False}
     gone = port("a", standing="none")
     assert ready(endpoint_slices(SERVICE, pods, [gone, waiting])) == {"a": False, "b": True}
+
+
+def test_of_a_pod_that_moves_and_the_one_in_its_stead_one_is_asked() -> None:
+    new = replace(pod("b", ready=True), replaces="a")
+    there = port("b", number=31001, seat="kyb-G23-s1")
+    both = [pod("a", ready=True), new]
+    assert ready(endpoint_slices(SERVICE, both, [port("a"), there])) == {"a": True, "b": False}
+    assert ready(endpoint_slices(SERVICE, both, [port("a", standing="starts"), there])) == {"a": True, "b": False}
+    assert ready(endpoint_slices(SERVICE, both, [port("a", standing="moved"), there])) == {"a": False, "b": True}
+    assert ready(endpoint_slices(SERVICE, [new], [there])) == {"b": True}, "it is gone"
+    moved_alone = endpoint_slices(SERVICE, both, [port("a", standing="moved")])
+    assert ready(moved_alone) == {"a": True}, "its node's proxy knows where to"
+    moved = {"id": "s", "phase": "Active", "port": 31000, "passedOn": "10.0.0.1:31001"}
+    (found,) = proxy_ports({"spec": {"nodeName": "n1"}, "status": {"seats": [moved | {"heldBy": {"pod": "a"}}]}})
+    assert found.standing == "moved"
 
 
 def test_many_endpoints_are_several_slices() -> None:

@@ -1,0 +1,84 @@
+"""What the workflow of a SeatMigration may ask of its activities, and how controller and workflow find each other:
+names and values, and nothing that does the work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from temporalio.common import SearchAttributePair, TypedSearchAttributes
+
+from activities.messages import KIND, NAME, NAMESPACE
+from planning.seats.migration import Move
+
+SEAT_MIGRATION_WORKFLOW = "SeatMigration"
+
+DECIDE_MIGRATION = "decide_migration"
+"""MigrationRef -> Decided. What is decided is claimed: no other SeatMigration touches the pod from then on."""
+START_REPLACEMENT = "start_replacement"
+"""Move -> Started. Returns once the new server serves, or will not."""
+RETIRE = "retire_moved_pod"
+"""Move -> Ended. Requests go to the new server already: ends the one before it."""
+ROLL_BACK = "roll_migration_back"
+"""RollBack -> Ended. All is as it was before."""
+
+
+@dataclass(frozen=True)
+class MigrationRef:
+    namespace: str
+    name: str
+    uid: str
+
+    @property
+    def told(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True)
+class Decided:
+    """`move`: what is to be done, None where nothing is; `message` says what was decided."""
+
+    message: str
+    move: Move | None = None
+
+
+@dataclass(frozen=True)
+class Started:
+    """`reason`: why the new server will not serve, in a word; '' where it does, and then `address` is where the proxy
+    of its node takes its requests, '' where it takes none.
+    """
+
+    message: str
+    reason: str = ""
+    address: str = ""
+
+
+@dataclass(frozen=True)
+class RollBack:
+    """Why, in a word and a sentence."""
+
+    move: Move
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """`reason`: why it was not done, in a word; '' where it was."""
+
+    message: str
+    reason: str = ""
+
+
+def migration_id(uid: str) -> str:
+    return f"seatmigration/{uid}"
+
+
+def migration_attributes(ref: MigrationRef) -> TypedSearchAttributes:
+    return TypedSearchAttributes(
+        [
+            SearchAttributePair(KIND, SEAT_MIGRATION_WORKFLOW),
+            SearchAttributePair(NAMESPACE, ref.namespace),
+            SearchAttributePair(NAME, ref.name),
+        ]
+    )

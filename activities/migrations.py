@@ -1,0 +1,316 @@
+"""Carries a SeatMigration's steps out: reads the pods, what nodes say of seats, and Services' endpoints, has
+`planning.seats.migration` decide, and acts once. For the workflow of a SeatMigration.
+
+Each step reads first how far it came already, so that one which was lost with its worker is simply begun anew. What is
+to be moved is claimed by an annotation on the pod, which the API server arbitrates: two moves of a seat are refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from temporalio import activity
+
+from activities.heartbeats import beating
+from activities.migration_signatures import (
+    DECIDE_MIGRATION,
+    RETIRE,
+    ROLL_BACK,
+    START_REPLACEMENT,
+    Decided,
+    Ended,
+    MigrationRef,
+    RollBack,
+    Started,
+)
+from activities.migration_writes import MigrationWrites
+from crds.seatmigration import ENDED, SeatMigrationSpec
+from kube.client import KubeClient
+from kube.errors import AlreadyExists, Conflict, Forbidden, Invalid, NotFound
+from kube.events import EventRecorder
+from kube.resources import ENDPOINTSLICES, GPUSEATGROUPS, PODS, REPLICASETS, SEATMIGRATIONS
+from planning.podspecs import mapping, text
+from planning.seats.endpoints import MANAGER
+from planning.seats.migration import (
+    CLAIM,
+    HASH,
+    RECORD,
+    Around,
+    Move,
+    Progress,
+    Refusal,
+    SeatAt,
+    decide,
+    gone,
+    leads_to,
+    progress,
+    replacement,
+    seats_of,
+)
+from planning.seats.migration_status import Told
+
+POLL = 1.0  # seconds between looks while something is waited for
+MESSAGES = 5.0  # and between two messages that only say what is waited for
+ENDPOINTS = 60.0  # seconds in which Services must have turned to the new server
+# Nodes turn to it within a second or two of its EndpointSlice, and nobody tells when they have.
+NODES_FOLLOW = 3.0
+ADOPTED = 120.0  # seconds in which the ReplicaSet must have ended the pod that costs least
+
+_MOVE: TypeAdapter[Move] = TypeAdapter(Move)
+
+
+class Migrations:
+    def __init__(self, kube: KubeClient, events: EventRecorder) -> None:
+        self._kube = kube
+        self._writes = MigrationWrites(kube, events)
+
+    @activity.defn(name=DECIDE_MIGRATION)
+    async def decide(self, ref: MigrationRef) -> Decided:
+        """Raises KubeError where the API server could not be asked, or somebody changed what was decided on meanwhile:
+        it is repeated.
+        """
+        raw = await self._writes.read(ref)
+        if raw is None:
+            return Decided("It was deleted before anything was done.")
+        if mapping(raw.get("status")).get("phase") in ENDED:
+            await self._writes.let_go(ref)
+            return Decided("It has ended already.")
+        pods, _ = await self._kube.list(PODS, ref.namespace)
+        if (move := _recorded(ref, pods)) is not None:
+            return Decided(f"Gone on with: {move.pod} moves to {move.told}.", move)
+        spec, problem = SeatMigrationSpec.parse(raw.get("spec"))
+        if "deletionTimestamp" in raw["metadata"]:
+            found: Move | Refusal = Refusal("Deleted", "it was deleted before anything was done")
+        elif spec is None:
+            found = Refusal("Invalid", problem)
+        else:
+            around = await self._around(ref, pods)
+            found = decide(spec, ref.namespace, ref.name, ref.uid, around, time.time())
+        if isinstance(found, Refusal):
+            for pod in pods:
+                if mapping(pod["metadata"].get("annotations")).get(CLAIM) == ref.uid:
+                    await self._writes.unclaim(ref.namespace, pod["metadata"]["name"], pod["metadata"]["uid"], "")
+            await self._writes.tell(ref, Told("Refused", found.reason, f"{found.message}."))
+            await self._writes.let_go(ref)
+            return Decided(f"Refused: {found.message}.")
+        await self._writes.hold(raw)
+        pod = next(each for each in pods if each["metadata"]["uid"] == found.pod_uid)
+        await self._writes.claim(pod, found)
+        told = f"Pod {found.pod} moves from {found.seat} on node {found.node} to {found.told}."
+        await self._writes.tell(ref, Told("Starting", "Starting", told, found))
+        return Decided(told, found)
+
+    @activity.defn(name=START_REPLACEMENT)
+    async def start(self, move: Move) -> Started:
+        """Raises KubeError where the API server could not be asked."""
+        ref = _ref(move)
+        said, said_at = "", 0.0
+        async with beating():
+            if (refused := await self._create(move)) is not None:
+                return refused
+            async for found in self._follow(move):
+                if found.kind == "failed":
+                    return Started(f"{found.message}.", found.reason)
+                if found.kind == "serves" and found.seat is not None:
+                    address = await self._address(move, found.seat)
+                    await self._writes.tell(ref, Told("Switching", "Serves", f"{found.message}.", move, found.seat))
+                    return Started(f"{found.message}.", address=address)
+                if found.message != said and time.monotonic() >= said_at + MESSAGES:
+                    said, said_at = found.message, time.monotonic()
+                    await self._writes.tell(ref, Told("Starting", found.reason, f"{said}.", move, found.seat))
+        raise AssertionError("unreachable")
+
+    @activity.defn(name=RETIRE)
+    async def retire(self, move: Move) -> Ended:
+        """Raises KubeError where the API server could not be asked."""
+        async with beating():
+            why = await self._prepare(move)
+            if why is not None:
+                return why
+            await self._end(move)
+            deadline = time.monotonic() + ADOPTED
+            while (pod := await self._pod(move.namespace, move.pod, move.pod_uid)) is not None:
+                if not gone(pod, move.pod_uid):  # whose it is, has yet to end it
+                    new = await self._new(move)
+                    if new is None or gone(new, new["metadata"]["uid"]) or time.monotonic() > deadline:
+                        told = f"ReplicaSet {move.replica_set} kept pod {move.pod} and not {move.replacement}"
+                        return Ended(f"{told}.", "NotAdopted")
+                    await self._end(move)
+                await asyncio.sleep(POLL)
+            new = await self._new(move)
+            if new is not None:
+                await self._give(move, new)
+                await self._writes.settle(move, new)
+        told = f"Pod {move.replacement} serves on {move.told} in the stead of {move.pod}."
+        await self._writes.tell(_ref(move), Told("Completed", "Completed", told, move))
+        await self._writes.let_go(_ref(move))
+        return Ended(told)
+
+    @activity.defn(name=ROLL_BACK)
+    async def roll_back(self, task: RollBack) -> Ended:
+        """Raises KubeError where the API server could not be asked."""
+        move, ref = task.move, _ref(task.move)
+        await self._writes.tell(ref, Told("RollingBack", task.reason, task.message, move))
+        async with beating():
+            while (new := await self._new(move)) is not None:
+                if "deletionTimestamp" not in new["metadata"]:
+                    with suppress(NotFound, Conflict):
+                        await self._kube.delete(PODS, move.replacement, move.namespace, uid=new["metadata"]["uid"])
+                await asyncio.sleep(POLL)
+        await self._writes.unclaim(move.namespace, move.pod, move.pod_uid, move.cost)
+        await self._writes.tell(ref, Told("RolledBack", task.reason, task.message, move))
+        await self._writes.let_go(ref)
+        return Ended(f"Rolled back: {task.message}")
+
+    # ---- reading
+
+    async def _around(self, ref: MigrationRef, pods: list[dict[str, Any]]) -> Around:
+        groups, _ = await self._kube.list(GPUSEATGROUPS)
+        sets, _ = await self._kube.list(REPLICASETS, ref.namespace, metadata_only=True)
+        moves, _ = await self._kube.list(SEATMIGRATIONS, ref.namespace)
+        claims = {
+            each["metadata"]["uid"]: each["metadata"]["name"]
+            for each in moves
+            if mapping(each.get("status")).get("phase") not in ENDED and each["metadata"]["uid"] != ref.uid
+        }
+        return Around(pods, seats_of(groups), claims, {each["metadata"]["uid"]: each for each in sets})
+
+    async def _pod(self, namespace: str, name: str, uid: str = "") -> dict[str, Any] | None:
+        """None where there is none, or another of that name."""
+        try:
+            found = await self._kube.get(PODS, name, namespace)
+        except NotFound:
+            return None
+        return found if uid in ("", found["metadata"]["uid"]) else None
+
+    async def _new(self, move: Move) -> dict[str, Any] | None:
+        """What was started for this move, None where there is none."""
+        found = await self._pod(move.namespace, move.replacement)
+        mine = found is not None and mapping(found["metadata"].get("annotations")).get(CLAIM) == move.migration
+        return found if mine else None
+
+    async def _seats(self, node: str) -> list[SeatAt]:
+        groups, _ = await self._kube.list(GPUSEATGROUPS, field_selector=f"spec.nodeName={node}")
+        return seats_of(groups)
+
+    async def _look(self, move: Move) -> Progress:
+        raw = await self._writes.read(_ref(move))
+        if raw is None or "deletionTimestamp" in raw["metadata"]:
+            return Progress("failed", "Deleted", "it was deleted while it was under way")
+        pod, new, seats = await asyncio.gather(
+            self._pod(move.namespace, move.pod, move.pod_uid), self._new(move), self._seats(move.to_node)
+        )
+        return progress(move, pod, new, seats, time.time())
+
+    async def _follow(self, move: Move) -> AsyncIterator[Progress]:
+        while True:
+            yield await self._look(move)
+            await asyncio.sleep(POLL)
+
+    async def _address(self, move: Move, seat: SeatAt) -> str:
+        """Where the proxy of the new server's node takes its requests."""
+        new = await self._new(move)
+        host = text(mapping(mapping(new).get("status")).get("hostIP"))
+        if not host or not seat.port:
+            return ""
+        return f"[{host}]:{seat.port}" if ":" in host else f"{host}:{seat.port}"
+
+    # ---- acting
+
+    async def _create(self, move: Move) -> Started | None:
+        """Makes the new pod; why it cannot be made, None where it is there."""
+        pod = await self._pod(move.namespace, move.pod, move.pod_uid)
+        if pod is None or await self._new(move) is not None:
+            return None  # how it stands, the next look tells
+        made = replacement(pod, move, _MOVE.dump_json(move).decode())
+        try:
+            created = await self._kube.create(PODS, made, move.namespace)
+        except AlreadyExists:
+            if await self._new(move) is None:
+                return Started(f"There is another pod {move.replacement} already.", "NameTaken")
+        except (Invalid, Forbidden) as refused:
+            return Started(f"Pod {move.replacement} cannot be made: {refused}", "Refused")
+        else:
+            self._writes.started(move, created)
+        return None
+
+    async def _prepare(self, move: Move) -> Ended | None:
+        """Waits until no Service leads to the old server any more. None: it may end; else why it may not."""
+        raw = await self._writes.read(_ref(move))
+        pod = await self._pod(move.namespace, move.pod, move.pod_uid)
+        if gone(pod, move.pod_uid):
+            return None  # it ends already, and the new one serves
+        if raw is None or "deletionTimestamp" in raw["metadata"]:
+            return Ended("It was deleted while it was under way.", "Deleted")
+        if move.replica_set and not await self._replicas(move):
+            told = f"ReplicaSet {move.replica_set} wants no pods any more: its Deployment was changed meanwhile"
+            return Ended(f"{told}.", "RolledOut")
+        deadline = time.monotonic() + ENDPOINTS
+        selector = f"endpointslice.kubernetes.io/managed-by={MANAGER}"
+        while move.port:
+            slices, _ = await self._kube.list(ENDPOINTSLICES, move.namespace, label_selector=selector)
+            if not (names := leads_to(slices, move.pod_uid)):
+                await asyncio.sleep(NODES_FOLLOW)
+                break
+            if time.monotonic() > deadline:
+                told = f"EndpointSlice {names[0]} still leads to pod {move.pod}: does berth's controller run?"
+                return Ended(told, "EndpointsBehind")
+            await asyncio.sleep(POLL)
+        new = await self._new(move)
+        if new is None or gone(new, new["metadata"]["uid"]):
+            return Ended(f"Pod {move.replacement} ended meanwhile.", "ReplacementGone")
+        return None
+
+    async def _replicas(self, move: Move) -> int:
+        try:
+            found = await self._kube.get(REPLICASETS, move.replica_set, move.namespace)
+        except NotFound:
+            return 0
+        return 0 if "deletionTimestamp" in found["metadata"] else int(mapping(found.get("spec")).get("replicas") or 0)
+
+    async def _end(self, move: Move) -> None:
+        """Ends the old server; that of a ReplicaSet by giving it the new one."""
+        if not move.replica_set:
+            with suppress(NotFound, Conflict):
+                await self._kube.delete(PODS, move.pod, move.namespace, uid=move.pod_uid)
+            return
+        await self._writes.make_cheapest(move)
+        if (new := await self._new(move)) is not None:
+            await self._give(move, new)
+
+    async def _give(self, move: Move, new: Mapping[str, Any]) -> None:
+        """Its ReplicaSet takes the new pod for one of its own."""
+        if move.replica_set and mapping(new["metadata"].get("labels")).get(HASH) != move.template_hash:
+            body = {"metadata": {"uid": new["metadata"]["uid"], "labels": {HASH: move.template_hash}}}
+            with suppress(NotFound, Conflict):
+                await self._kube.merge_patch(PODS, move.replacement, move.namespace, body)
+
+
+def _ref(move: Move) -> MigrationRef:
+    return MigrationRef(move.namespace, move.name, move.migration)
+
+
+def _recorded(ref: MigrationRef, pods: list[dict[str, Any]]) -> Move | None:
+    """What was decided of it before, by the pod that was started: for a workflow that begins anew after Temporal lost
+    its data. A record counts for a pod that is claimed, too, or is gone.
+    """
+    claimed = {
+        each["metadata"]["name"]: each["metadata"]
+        for each in pods
+        if mapping(each["metadata"].get("annotations")).get(CLAIM) == ref.uid
+    }
+    there = {each["metadata"]["name"] for each in pods}
+    for name, meta in claimed.items():
+        try:
+            move = _MOVE.validate_json(mapping(meta.get("annotations")).get(RECORD) or "")
+        except (ValidationError, TypeError):
+            continue
+        fits = (move.migration, move.namespace, move.name, move.replacement) == (ref.uid, ref.namespace, ref.name, name)
+        if fits and (move.pod in claimed or move.pod not in there):
+            return move
+    return None
