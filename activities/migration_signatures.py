@@ -4,12 +4,13 @@ names and values, and nothing that does the work.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from temporalio.common import SearchAttributePair, TypedSearchAttributes
 
 from activities.messages import KIND, NAME, NAMESPACE
 from planning.seats.migration import Move
+from planning.seats.rebalancing import Standing
 
 SEAT_MIGRATION_WORKFLOW = "SeatMigration"
 
@@ -21,6 +22,11 @@ RETIRE = "retire_moved_pod"
 """Move -> Ended. Requests go to the new server already: ends the one before it."""
 ROLL_BACK = "roll_migration_back"
 """RollBack -> Ended. All is as it was before."""
+
+SEAT_REBALANCING_WORKFLOW = "SeatRebalancing"
+REBALANCE_SEATS = "rebalance_seats"
+"""Standing -> Rebalanced. One look at all groups of seats; orders or proposes a move where one has been worth it for a
+while."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,33 @@ class Ended:
 
     message: str
     reason: str = ""
+
+
+@dataclass(frozen=True)
+class Rebalanced:
+    """`within`: look again after so many seconds; None: no GPUSeatProfile asks for it any more."""
+
+    message: str
+    standing: Standing = field(default_factory=Standing)
+    within: float | None = None
+
+
+@dataclass
+class RebalancingState:
+    """What the workflow carries over continue-as-new."""
+
+    pool: str = "default"
+    standing: Standing = field(default_factory=Standing)
+
+
+def rebalancing_id(pool: str) -> str:
+    return f"seatrebalancing/{pool}"
+
+
+def rebalancing_attributes(pool: str) -> TypedSearchAttributes:
+    return TypedSearchAttributes(
+        [SearchAttributePair(KIND, SEAT_REBALANCING_WORKFLOW), SearchAttributePair(NAME, pool)]
+    )
 
 
 def migration_id(uid: str) -> str:

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from temporalio import activity
 
 from activities.heartbeats import beating
+from activities.migration_around import around
 from activities.migration_signatures import (
     DECIDE_MIGRATION,
     RETIRE,
@@ -33,14 +34,13 @@ from crds.seatmigration import ENDED, SeatMigrationSpec
 from kube.client import KubeClient
 from kube.errors import AlreadyExists, Conflict, Forbidden, Invalid, NotFound
 from kube.events import EventRecorder
-from kube.resources import ENDPOINTSLICES, GPUSEATGROUPS, PODS, REPLICASETS, SEATMIGRATIONS
+from kube.resources import ENDPOINTSLICES, GPUSEATGROUPS, PODS, REPLICASETS
 from planning.podspecs import mapping, text
 from planning.seats.endpoints import MANAGER
 from planning.seats.migration import (
     CLAIM,
     HASH,
     RECORD,
-    Around,
     Move,
     Progress,
     Refusal,
@@ -89,8 +89,8 @@ class Migrations:
         elif spec is None:
             found = Refusal("Invalid", problem)
         else:
-            around = await self._around(ref, pods)
-            found = decide(spec, ref.namespace, ref.name, ref.uid, around, time.time())
+            known = await around(self._kube, ref.namespace, but=ref.uid, pods=pods)
+            found = decide(spec, ref.namespace, ref.name, ref.uid, known, time.time())
         if isinstance(found, Refusal):
             for pod in pods:
                 if mapping(pod["metadata"].get("annotations")).get(CLAIM) == ref.uid:
@@ -168,17 +168,6 @@ class Migrations:
         return Ended(f"Rolled back: {task.message}")
 
     # ---- reading
-
-    async def _around(self, ref: MigrationRef, pods: list[dict[str, Any]]) -> Around:
-        groups, _ = await self._kube.list(GPUSEATGROUPS)
-        sets, _ = await self._kube.list(REPLICASETS, ref.namespace, metadata_only=True)
-        moves, _ = await self._kube.list(SEATMIGRATIONS, ref.namespace)
-        claims = {
-            each["metadata"]["uid"]: each["metadata"]["name"]
-            for each in moves
-            if mapping(each.get("status")).get("phase") not in ENDED and each["metadata"]["uid"] != ref.uid
-        }
-        return Around(pods, seats_of(groups), claims, {each["metadata"]["uid"]: each for each in sets})
 
     async def _pod(self, namespace: str, name: str, uid: str = "") -> dict[str, Any] | None:
         """None where there is none, or another of that name."""

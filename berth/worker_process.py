@@ -32,6 +32,7 @@ from activities.placements import Placements
 from activities.planner import Planner
 from activities.profiles import Profiles
 from activities.provisioning import Orders
+from activities.rebalancing import Rebalancing
 from activities.sampling import SimulatedSampler, Usages, keep_sampling
 from activities.signatures import TASK_QUEUE
 from activities.workloads import Workloads
@@ -51,6 +52,7 @@ from workflows.placement import Placement
 from workflows.provisioning import Provisioning
 from workflows.seat_group import SeatGroup
 from workflows.seat_migration import SeatMigration
+from workflows.seat_rebalancing import SeatRebalancing
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +129,7 @@ def build_worker(
     caches = KernelCaches(cache, kube, temporal, events)
     nodes = NodeLooks(kube, temporal)
     devices = DeviceShows(cache, kube, events)
-    migrations = Migrations(kube, events)
+    migrations, rebalancing = Migrations(kube, events), Rebalancing(kube, events)
     return Worker(
         temporal,
         task_queue=TASK_QUEUE,
@@ -141,6 +143,7 @@ def build_worker(
             Devices,
             SeatGroup,
             SeatMigration,
+            SeatRebalancing,
         ],
         activities=[
             planner.decide,
@@ -158,6 +161,7 @@ def build_worker(
             migrations.start,
             migrations.retire,
             migrations.roll_back,
+            rebalancing.rebalance,
         ],
         workflow_runner=UnsandboxedWorkflowRunner(),
         max_cached_workflows=CACHED_WORKFLOWS,

@@ -1,4 +1,5 @@
-"""Watches what nodes say of their devices, and GPUSeatProfiles, and pokes the workflow that shows all of it.
+"""Watches what nodes say of their devices, and GPUSeatProfiles, and pokes the workflow that shows all of it; begins the
+one that rebalances seats where a profile asks for that.
 
 A part of the leader's term. It decides nothing. A fleet that starts says a thousand things at once: they wait for each
 other, and are one poke.
@@ -14,10 +15,16 @@ from typing import Any
 
 from opentelemetry import metrics
 from temporalio.client import Client
-from temporalio.common import WorkflowIDReusePolicy
+from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 
 from activities.device_signatures import DEVICES_WORKFLOW, DevicesState, devices_attributes, devices_id
 from activities.messages import Poke
+from activities.migration_signatures import (
+    SEAT_REBALANCING_WORKFLOW,
+    RebalancingState,
+    rebalancing_attributes,
+    rebalancing_id,
+)
 from activities.signatures import TASK_QUEUE, Versions
 from controller.digests import NodeDigest
 from controller.outage import ANSWER, TEMPORAL_AWAY, reason
@@ -48,8 +55,8 @@ class DeviceWatch:
         self._due: Versions | None = None
         self._wake = asyncio.Event()
         self.trouble = ""
-        self.seat_profiles: Reflector[int] = Reflector(
-            kube, GPUSEATPROFILES, project=_generation, on_change=partial(self._changed, "gpuseatprofiles")
+        self.seat_profiles: Reflector[tuple[int, bool]] = Reflector(
+            kube, GPUSEATPROFILES, project=_asked, on_change=partial(self._changed, "gpuseatprofiles")
         )
         self.node_devices: Reflector[int] = Reflector(
             kube, NODEDEVICES, project=_told, on_change=partial(self._changed, "nodedevices")
@@ -97,13 +104,26 @@ class DeviceWatch:
         except TimeoutError:
             log.warning("a poke of the workflow of devices is left to the next leader's sweep")
 
-    def _changed(self, kind: str, change: Change[int]) -> None:
+    def _changed(self, kind: str, change: Change[Any]) -> None:
         if change.old != change.new:
             self._poke({kind: change.resource_version})
 
     def _poke(self, seen: Versions) -> None:
         self._due = newest(self._due or {}, seen)
         self._wake.set()
+
+    async def _rebalance(self) -> None:
+        await self._temporal.start_workflow(
+            SEAT_REBALANCING_WORKFLOW,
+            RebalancingState(self._pool),
+            id=rebalancing_id(self._pool),
+            task_queue=TASK_QUEUE,
+            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+            search_attributes=rebalancing_attributes(self._pool),
+            static_summary=f"Which seats of pool {self._pool} should move",
+            rpc_timeout=ANSWER,
+        )
 
     async def _deliver(self) -> bool:
         """False if Temporal did not take it: it stays due."""
@@ -124,6 +144,8 @@ class DeviceWatch:
                 start_signal_args=[Poke(seen)],
                 rpc_timeout=ANSWER,
             )
+            if any(rebalance for _, rebalance in self.seat_profiles.items.values()):
+                await self._rebalance()
             taken = True
             _sent.add(1)
         except TEMPORAL_AWAY as away:
@@ -136,8 +158,10 @@ class DeviceWatch:
         return taken
 
 
-def _generation(raw: Mapping[str, Any]) -> int:
-    return int((raw.get("metadata") or {}).get("generation") or 0)
+def _asked(raw: Mapping[str, Any]) -> tuple[int, bool]:
+    """Of a GPUSeatProfile: its generation, and whether it asks for seats to be rebalanced."""
+    generation = int((raw.get("metadata") or {}).get("generation") or 0)
+    return generation, bool(mapping(raw.get("spec")).get("rebalance"))
 
 
 def _told(raw: Mapping[str, Any]) -> int:

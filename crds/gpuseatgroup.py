@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, StrictBool, StrictStr
 
-from crds.gpuseatprofile import GroupName
+from crds.gpuseatprofile import GroupName, Rebalance
 from crds.gpuworkload import Condition, Count, CRDModel, Name, ObjectName, Time
 
 KIND = "GPUSeatGroup"
@@ -64,6 +64,9 @@ class SeatStatus(CRDModel):
         default=None, description="Where the node's seat proxy takes its requests."
     )
     requests: Count | None = Field(default=None, description="Requests that wait for it to wake.")
+    busy_percent: Annotated[Count, Field(le=100)] | None = Field(
+        default=None, description="For how much of windowSeconds requests for it waited or were in flight."
+    )
     passed_on: Short | None = Field(
         default=None, description="Where its requests go, as it moves to another seat (SeatMigration)."
     )
@@ -111,6 +114,11 @@ class GPUSeatGroupStatus(CRDModel):
 
     updated: Time | None = None
     simulated: StrictBool | None = Field(default=None, description="True: its GPUs are pretended.")
+    resource: Short | None = Field(default=None, description="What its seats are asked for as.")
+    window_seconds: Annotated[Count, Field(ge=1)] | None = Field(
+        default=None, description="Over how long busyPercent is counted: its policy's windowSeconds."
+    )
+    rebalance: Rebalance | None = Field(default=None, description="As its GPUSeatProfile says.")
     phase: Literal[
         "Empty", "Starting", "Active", "Draining", "Parking", "VerifyFree", "Restoring", "VerifyServing", "Quarantined"
     ] | None = None  # fmt: skip

@@ -58,6 +58,7 @@ ZONE_PATTERN = r"^[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+){0,2}$"
 Clock = Annotated[StrictStr, Field(min_length=5, max_length=5, pattern=CLOCK_PATTERN)]
 SeatName = Annotated[StrictStr, Field(min_length=1, max_length=63)]
 Day = Literal["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"]
+Rebalance = Literal["Propose", "Perform"]
 GPURef = Annotated[
     Annotated[int, Field(strict=True, ge=0, le=MOST_INDEX)]
     | Annotated[str, Field(strict=True, max_length=63, pattern=UUID_PATTERN)],
@@ -250,6 +251,11 @@ class GPUSeatProfileSpec(CRDModel):
     )
     node_selector: Annotated[dict[LabelKey, LabelValue], Field(max_length=32)] = Field(
         default_factory=dict, description="Labels of the nodes that it is for; left out, all."
+    )
+    rebalance: Rebalance | None = Field(
+        default=None,
+        description="Whether servers are moved between groups of a node, as requests for them have it. Propose: only "
+        "said (an Event, berth explain seats). Perform: done, by SeatMigrations. Left out: neither.",
     )
 
     model_config = ConfigDict(json_schema_extra={"x-kubernetes-validations": _TOPOLOGY_RULES})

@@ -1,4 +1,4 @@
-"""`berth explain workload NAME`: why is it pending?"""
+"""`berth explain workload NAME`: why is it pending? `berth explain seats`: which server should move where?"""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Why something is as it is.", no_args_is_help=True)
     group.command()(workload)
+    group.command()(seats)
     app.add_typer(group, name="explain")
 
 
@@ -81,6 +82,40 @@ def workload(
     show(told, found.events, console)
     if recorded is not None:
         show_history(recorded, console)
+
+
+def seats(
+    node: Annotated[str, typer.Option("--node", help="Only of this node.")] = "",
+    move: Annotated[str, typer.Option("--move", metavar="POD", help="What if this pod moved? With --to.")] = "",
+    to: Annotated[str, typer.Option("--to", metavar="GROUP", help="The group that it would move to.")] = "",
+    namespace: Annotated[str, typer.Option("--namespace", "-n", help="The pod's namespace.")] = "default",
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    json: Annotated[bool, typer.Option("--json", help="Everything as JSON.")] = False,
+) -> None:
+    """For how much of their time groups of seats are asked, and which server should move to another.
+
+    Reads what nodes say now; needs the right to list GPUSeatGroups and SeatMigrations of all
+    namespaces. Nothing is moved: a SeatMigration does that, or a GPUSeatProfile with
+    rebalance: Perform.
+    """
+    from rich.console import Console
+
+    from berth.explain.seats import collect, show
+    from kube.errors import KubeError
+    from stack.errors import StackError
+
+    with errors_for_people():
+        if bool(move) != bool(to):
+            raise StackError("--move and --to belong together.", "Such as: --move chat-0 --to G23.")
+        try:
+            found = asyncio.run(collect(kubeconfig, context, node, (namespace, move, to) if move else None))
+        except KubeError as error:
+            raise StackError(str(error)) from None
+    if json:
+        typer.echo(json_format.dumps(found.as_json(), indent=2))
+        return
+    show(found, Console(highlight=False))
 
 
 def _recorded(snapshot: Snapshot, told: Explanation, address: str | None, namespace: str | None) -> Recorded:

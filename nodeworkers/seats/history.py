@@ -14,12 +14,13 @@ from nodeworkers.seats.proxy_words import Traffic
 from nodeworkers.seats.records import Known
 from planning.seats.group import DEFAULT_PARK, DEFAULT_WAKE, Phase, SeatView
 from planning.seats.pod_settings import PodSettings
-from planning.seats.recent import Asked, Late, Recent
+from planning.seats.recent import Asked, Late, Recent, Share
 
 
 @dataclass(slots=True)
 class _Seat:
     used: Recent
+    wanted: Share
     left: float
     asked: Asked = field(default_factory=Asked)
     late: Late = field(default_factory=Late)
@@ -27,6 +28,7 @@ class _Seat:
     since: float | None = None  # of the first request that it has not served
     told: tuple[float, float] | None = None  # when somebody was told how long it takes, and how long
     asked_from: float | None = None
+    wanted_from: float | None = None  # of requests, whether it serves or not
     traffic: Traffic | None = None
     ended: float | None = None  # when its last request did
 
@@ -38,7 +40,8 @@ class GroupHistory:
         self.window = window
         self._switches = Recent(window)
         self._switching: float | None = None
-        self._seats: defaultdict[str, _Seat] = defaultdict(lambda: _Seat(Recent(window), began))
+        self._seats: defaultdict[str, _Seat] = defaultdict(lambda: _Seat(Recent(window), Share(window), began))
+        self._began = began
 
     def closed(self, seat: str, now: float) -> None:
         """Its requests are held from now on; those in flight go on."""
@@ -93,6 +96,11 @@ class GroupHistory:
         elif not busy and each.asked_from is not None:
             each.asked.ended(now - each.asked_from, cut=False)
             each.asked_from = None
+        if busy or traffic.held:
+            each.wanted_from = now if each.wanted_from is None else each.wanted_from
+        elif each.wanted_from is not None:
+            each.wanted.add(each.wanted_from, now)
+            each.wanted_from = None
         if before is None:
             return True
         return bool(traffic.held) != bool(before.held) or busy != (before.in_flight > 0)
@@ -104,6 +112,14 @@ class GroupHistory:
     def traffic(self, seat: str) -> Traffic | None:
         """What the proxy said last."""
         return self._seats[seat].traffic
+
+    def busy(self, seat: str, now: float) -> float:
+        """The share of the window in which requests for it waited or were in flight; of a process that is younger, of
+        its life.
+        """
+        each, counted = self._seats[seat], max(min(self.window, now - self._began), 1.0)
+        under_way = min(now - each.wanted_from, counted) if each.wanted_from is not None else 0.0
+        return min(1.0, (each.wanted.within(now) + under_way) / counted)
 
     def lost(self, now: float) -> float:
         """Seconds that switches took within the window."""

@@ -60,9 +60,9 @@ class NodeTenants:
         for profile in plan.accepted.profiles if plan.accepted is not None else ():
             if profile.resource == seats[0].resource and profile.policy is not None:
                 policy, zone = policy_of(profile.policy), profile.policy.time_zone
-        return GroupTenants(
-            group, seats[0].cards, {seat.id: tenant for seat, tenant in zip(seats, found, strict=True)}, policy, zone
-        )
+        rebalance = plan.accepted.rebalance if plan.accepted is not None else None
+        tenants = {seat.id: tenant for seat, tenant in zip(seats, found, strict=True)}
+        return GroupTenants(group, seats[0].cards, tenants, policy, zone, rebalance)
 
     def cgroup_of(self, tenant: Tenant) -> Found | None:
         """What the last look found of the tenant's container."""

@@ -182,9 +182,19 @@ class NodeWorld:
             waits=known.last.waits if known.last is not None else {},
             last=last,
             preflight=preflight,
+            busy={seat: self._busy(known, tenant) for seat, tenant in there.items()},
+            gpus=len(known.tenants.cards),
+            window=known.history.window,
+            rebalance=known.tenants.rebalance,
             notes={seat: note for seat, tenant in there.items() if (note := self._ways.note(tenant))},
             simulated=simulated,
         )
+
+    def _busy(self, known: _Group, tenant: Tenant) -> float:
+        """For how much of the time it is asked; a batch is all the time, and one whose requests are passed on never."""
+        if self._records.held_by(tenant.seat, tenant.uid).known.passed_on:
+            return 0.0
+        return known.history.busy(tenant.seat, time.time()) if tenant.settings.port else 1.0
 
     def strange(self, group: str) -> bool:
         """Whether the last look fits the slot as it stands in the ledger: if not, its workflow puts it in order."""

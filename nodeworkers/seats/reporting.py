@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
+from crds.gpuseatprofile import Rebalance
 from kube.client import KubeClient
 from kube.errors import KubeError, NotFound
 from kube.events import EventRecorder
@@ -59,7 +60,8 @@ class GroupFacts:
     seats: who holds each, None for nobody; phases: where planning has each (`planning.seats.group.Phase`); looks: as
     the hardware had them last; records, backends (by name), traffic: by seat, of those of which something is known;
     waits: seconds until each is expected to serve, as whoever waits is told; last: the last switch (`SwitchLog`);
-    notes: what a seat's owner should know of what the pod says, by seat.
+    notes: what a seat's owner should know of what the pod says, by seat; busy: the share of time in which each was
+    asked, of the last `window` seconds; gpus: how many the group has; rebalance: whether its seats may be moved.
     """
 
     slot: Slot
@@ -74,6 +76,10 @@ class GroupFacts:
     preflight: Sequence[Check] = ()
     notes: Mapping[str, str] = field(default_factory=dict)
     simulated: bool = False
+    busy: Mapping[str, float] = field(default_factory=dict)
+    gpus: int = 0
+    window: float = 0.0
+    rebalance: Rebalance | None = None
 
 
 class Proxy(Protocol):
@@ -98,6 +104,9 @@ def picture(facts: GroupFacts, *, refused: int = 0, proxy: str = "") -> GroupPic
         last=facts.last,
         preflight=facts.preflight,
         simulated=facts.simulated,
+        gpus=facts.gpus,
+        window=facts.window,
+        rebalance=facts.rebalance,
         next=slot.next,
         oldest=max(waiting, default=None),
         refused=refused,
@@ -117,6 +126,7 @@ def _seat(facts: GroupFacts, id: str) -> SeatPicture:
         pod=(tenant.namespace, tenant.pod, tenant.container),
         port=record.port if record is not None and tenant.settings.port else 0,
         requests=traffic.held if traffic is not None else 0,
+        busy=facts.busy.get(id),
         parked_bytes=known.host_bytes if known is not None and look.state == "Parked" else 0,
         wake=known.wake if known is not None else None,
         backend=facts.backends.get(id, ""),
@@ -240,7 +250,7 @@ def _matters(group: GroupPicture) -> tuple[object, object]:
     and counts of what waits are in neither: they are another at each look.
     """
     seats = [(seat.id, seat.pod, seat.port, seat.backend, seat.passed_on) for seat in group.seats]
-    urgent = (seats, list(group.preflight), group.simulated, healthy(group)[:1])
+    urgent = (seats, list(group.preflight), group.simulated, group.gpus, group.rebalance, healthy(group)[:1])
     if group.phase in _UNDER_WAY:
         return urgent, "under way"
     phases = [(seat.phase, seat.parkable, seat.lost) for seat in group.seats]

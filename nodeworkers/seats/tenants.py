@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from crds.gpuseatprofile import Rebalance
 from nodeworkers.seats.backend import Process, Server
 from planning.seats.group import Policy
 from planning.seats.pod_settings import PodSettings
@@ -53,13 +54,16 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class GroupTenants:
-    """A group: its GPUs' UUIDs in order, its seats with who holds each (None: nobody), and its policy."""
+    """A group: its GPUs' UUIDs in order, its seats with who holds each (None: nobody), and its policy.
+    `rebalance`: whether servers may be moved to other groups.
+    """
 
     group: str
     cards: Sequence[str]
     seats: Mapping[str, Tenant | None]
     policy: Policy = field(default_factory=Policy)
     zone: str = "UTC"
+    rebalance: Rebalance | None = None
 
 
 class Tenants(Protocol):

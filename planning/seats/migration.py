@@ -40,7 +40,7 @@ _SUPPORTED = "pods of Deployments and pods without an owner can be moved"
 @dataclass(frozen=True, slots=True)
 class SeatAt:
     """A seat as its node tells. `pod`: who holds it, '' nobody; `port`: where the node's proxy takes its requests, 0
-    nowhere; `passed_on`: where these go instead, '' to its server.
+    nowhere; `passed_on`: where these go instead, '' to its server. `resource`: as what it is asked for.
     """
 
     node: str
@@ -52,6 +52,7 @@ class SeatAt:
     port: int = 0
     passed_on: str = ""
     message: str = ""
+    resource: str = ""
 
     @property
     def told(self) -> str:
@@ -131,6 +132,7 @@ def seats_of(groups: Iterable[Mapping[str, Any]]) -> list[SeatAt]:
                     text(held.get("namespace")), text(held.get("pod")),
                     port if isinstance(port, int) and not isinstance(port, bool) and 0 < port < 65536 else 0,
                     text(seat.get("passedOn")), text(seat.get("message")),
+                    text(status.get("resource")),
                 )
             )  # fmt: skip
     return found
@@ -253,6 +255,10 @@ def _destination(
         there = [each for each in there if each.group == group]
         if not there:
             return Refusal("NoSuchGroup", f"node {node} has no group {group} (kubectl get gpusg)")
+    if group and "" not in (seat.resource, there[0].resource) and seat.resource != there[0].resource:
+        told = f"group {group} on node {node} has {there[0].resource}, and its seat is {seat.resource}"
+        return Refusal("OtherSize", told)
+    there = [each for each in there if each.resource in ("", seat.resource) or not seat.resource]
     if node == seat.node and group in ("", seat.group):
         return Refusal("IsThere", f"it is there already: it has {seat.told}")
     if not any(not each.pod or (each.namespace, each.pod) == (namespace, substitute) for each in there):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from crds.seatmigration import ENDED, MOST_STEPS, Phase, SeatMigrationStatus
 from planning.conditions import condition
 from planning.devices.report import cut
 from planning.podspecs import mapping, mappings, text
 from planning.seats.migration import Move, SeatAt
-from planning.times import timestamp
+from planning.times import seconds, timestamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +29,11 @@ def status(raw: Mapping[str, Any], told: Told, now: float) -> dict[str, Any]:
     """The status, as a merge patch of what the object shows now: steps that were taken stay."""
     before = mapping(raw.get("status"))
     generation = mapping(raw.get("metadata")).get("generation")
-    observed = generation if isinstance(generation, int) else 0
+    observed = max(0, generation) if isinstance(generation, int) else 0
     steps = [
         {"name": text(each.get("name")), "at": text(each.get("at"))}
         for each in mappings(before.get("steps"))
-        if text(each.get("name")) and text(each.get("at"))
+        if text(each.get("name")) in get_args(Phase) and seconds(each.get("at")) is not None
     ]
     if told.phase not in {each["name"] for each in steps}:
         steps = [*steps, {"name": told.phase, "at": timestamp(now)}][-MOST_STEPS:]

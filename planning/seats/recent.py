@@ -9,6 +9,7 @@ from collections import deque
 _LEAST_LATE, _MOST_LATE = 0.1, 100.0
 _NEWER = 0.1  # how much the newest counts
 _FORGOTTEN = 0.01
+_PARTS = 60
 
 
 class Recent:
@@ -33,6 +34,38 @@ class Recent:
             self._whole = 0.0
             return 0.0
         return max(0.0, self._whole - max(0.0, since - self._stretches[0][0]))
+
+
+class Share:
+    """Stretches that may be many and short, within a window that moves on: by sixtieths of it, and no larger however
+    many there were.
+    """
+
+    def __init__(self, window: float) -> None:
+        self._step = max(window, 1.0) / _PARTS
+        self._parts: deque[tuple[int, float]] = deque()
+
+    def add(self, begin: float, end: float) -> None:
+        """In the order in which they ended."""
+        begin = max(begin, end - self._step * _PARTS)
+        while begin < end:
+            part = int(begin // self._step)
+            until = min(end, (part + 1) * self._step)
+            if until <= begin:  # so late a time that a step is lost in it
+                return
+            if self._parts and self._parts[-1][0] >= part:
+                last, seconds = self._parts.pop()
+                self._parts.append((last, seconds + until - begin))
+            else:
+                self._parts.append((part, until - begin))
+            begin = until
+
+    def within(self, now: float) -> float:
+        """Seconds of them that are no older than the window, to a sixtieth of it."""
+        since = int(now // self._step) - _PARTS
+        while self._parts and self._parts[0][0] <= since:
+            self._parts.popleft()
+        return sum(seconds for _, seconds in self._parts)
 
 
 class Asked:

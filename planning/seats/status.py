@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from crds.gpuseatgroup import KIND, MOST_CHECKS, MOST_SHOWN, MOST_STAGES, GPUSeatGroupStatus
-from crds.gpuseatprofile import API_VERSION
+from crds.gpuseatprofile import API_VERSION, Rebalance, seat_resource
 from planning.devices.report import cut
 from planning.seats.orders import GroupPhase
 from planning.seats.preflight import Check
@@ -32,7 +32,7 @@ class SeatPicture:
     until it serves, as whoever waits is told. `parkable`: None while nobody tried. `message`: why it is as it is;
     `error`: why it could not be parked, or lost its state. `since`: when its phase began, in seconds of the epoch, 0
     unknown. `lost`: its state is gone, and it has not served since. `uid`: of the pod. `passed_on`: where its requests
-    go instead, as it moves to another seat.
+    go instead, as it moves to another seat. `busy`: the share of time in which it was asked.
     """
 
     id: str
@@ -52,6 +52,7 @@ class SeatPicture:
     lost: bool = False
     uid: str = ""
     passed_on: str = ""
+    busy: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,8 @@ class GroupPicture:
     """A group. `since`: when its phase became what it is, and `healthy_since`: when it became well or ill, in seconds
     of the epoch. `next`: for whom the slot is cleared. `oldest`: for how long the first request that waits has waited,
     in seconds; `refused`: requests refused with 503. `proxy`: why the seat proxy does not answer, '' while it does.
+    `gpus`: how many it has. `window`: seconds over which its seats' `busy` is counted. `rebalance`: whether its seats
+    may be moved.
     """
 
     group: str
@@ -93,6 +96,9 @@ class GroupPicture:
     refused: int = 0
     proxy: str = ""
     healthy_since: float = 0.0
+    gpus: int = 0
+    window: float = 0.0
+    rebalance: Rebalance | None = None
 
 
 def healthy(picture: GroupPicture) -> tuple[bool, str, str]:
@@ -144,6 +150,9 @@ def status(picture: GroupPicture, now: float) -> dict[str, Any]:
     raw: dict[str, Any] = {
         "updated": timestamp(now),
         "simulated": picture.simulated or None,
+        "resource": seat_resource(picture.gpus) if picture.gpus > 0 else None,
+        "window_seconds": round(picture.window) if picture.window >= 1 else None,
+        "rebalance": picture.rebalance,
         "phase": picture.phase,
         "active": cut(picture.active, 128),
         "message": cut(picture.message, 512),
@@ -189,6 +198,7 @@ def _seat(seat: SeatPicture) -> dict[str, Any]:
         "parkable": seat.parkable,
         "port": seat.port if 0 < seat.port < 65536 else None,
         "requests": max(0, seat.requests) or None,
+        "busy_percent": None if seat.busy is None else round(100 * min(1.0, _sane(seat.busy))),
         "passed_on": cut(seat.passed_on, 128),
         "parked_bytes": max(0, seat.parked_bytes) or None,
         "park_millis": None if seat.park is None else _millis(seat.park),

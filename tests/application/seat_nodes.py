@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from temporalio import activity
 from temporalio.worker import Worker
 
 from berth.process import ProcessOptions, connect_temporal
+from crds.gpuseatprofile import Rebalance
 from kube.resources import GPUSEATGROUPS, NODES, PODS
 from planning.seats.endpoints import PORT_ANNOTATION
 from planning.seats.orders import DIVERT, PREFER, Divert, Diverted, Preferred, seat_queue
@@ -34,6 +35,8 @@ class SimulatedSeats:
     groups: tuple[str, ...]
     starts: bool = True
     why_not: str = ""
+    busy: Mapping[str, float] = field(default_factory=dict)  # by pod
+    rebalance: Rebalance | None = None
     preferred: str = ""
     held: dict[str, tuple[str, str]] = field(default_factory=dict)  # seat: namespace, pod
     diverted: dict[str, str] = field(default_factory=dict)  # seat: where to
@@ -77,9 +80,12 @@ class SimulatedSeats:
     async def tell(self) -> None:
         for group in self.groups:
             seats = [self._seat(f"kyb-{group}-s{number}") for number in range(1, SEATS + 1)]
-            body = {"status": {"seats": None} | status(GroupPicture(group, "Empty", seats=seats), 1_000_000.0)}
+            body = {"status": {"seats": None} | status(self._picture(group, seats), 1_000_000.0)}
             name = object_name(self.node, group)
             await self.tenant.kube.merge_patch(GPUSEATGROUPS, name, None, body, subresource="status")
+
+    def _picture(self, group: str, seats: list[SeatPicture]) -> GroupPicture:
+        return GroupPicture(group, "Empty", seats=seats, gpus=2, window=60.0, rebalance=self.rebalance)
 
     def _seat(self, seat: str) -> SeatPicture:
         if seat not in self.held:
@@ -87,7 +93,8 @@ class SimulatedSeats:
         _, group, number = seat.split("-")
         port = PORTS + 10 * self.groups.index(group) + int(number[1:])
         phase = "Parked" if self.starts else "Waiting"
-        return SeatPicture(seat, phase, (*self.held[seat], "server"), port, passed_on=self.diverted.get(seat, ""))
+        busy, diverted = self.busy.get(self.held[seat][1], 0.0), self.diverted.get(seat, "")
+        return SeatPicture(seat, phase, (*self.held[seat], "server"), port, passed_on=diverted, busy=busy)
 
     async def run(self) -> None:
         while True:

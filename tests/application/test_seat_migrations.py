@@ -89,7 +89,7 @@ async def told(tenant: Tenant, kind: str, name: str) -> set[str]:
     return {each["reason"] for each in about if each["regarding"]["name"] == name}
 
 
-async def hears(tenant: Tenant, kind: str, name: str, *reasons: str) -> None:
+async def hears(tenant: Tenant, kind: str, name: str, *reasons: str, seconds: float = 20.0) -> None:
     found: set[str] = set()
 
     async def so() -> bool:
@@ -97,7 +97,7 @@ async def hears(tenant: Tenant, kind: str, name: str, *reasons: str) -> None:
         found = await told(tenant, kind, name)
         return found >= set(reasons)
 
-    await eventually(so, 20, lambda: f"{kind} {name} should have heard {reasons}, and heard {found}")
+    await eventually(so, seconds, lambda: f"{kind} {name} should have heard {reasons}, and heard {found}")
 
 
 async def ended(tenant: Tenant, uid: str) -> list[str]:

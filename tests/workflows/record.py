@@ -1,5 +1,5 @@
 """Records the histories that test_replay.py replays: `python -m tests.workflows.record`, on stacks of their own; with
-names of plays (scenarios, provisioning, kernel_caches, devices, seats, migrations) those alone.
+names of plays (scenarios, provisioning, kernel_caches, devices, seats, migrations, rebalancing) those alone.
 
 Every scenario is played on the real control plane; what Temporal recorded is written to histories/, named after the
 scenario and the build, so that histories of older builds stay and go on being replayed.
@@ -21,7 +21,7 @@ from temporalio.client import WorkflowHandle
 from activities.cache_signatures import NodeState, node_attributes
 from activities.device_signatures import devices_id
 from activities.messages import placement_id, provisioning_id, workload_id
-from activities.migration_signatures import migration_id
+from activities.migration_signatures import migration_id, rebalancing_id
 from activities.signatures import TASK_QUEUE
 from benchmarks.cache_agents import register
 from berth.cli.application import after_up, application_processes
@@ -29,7 +29,7 @@ from berth.process import ProcessOptions, connect_temporal
 from berth.version import build_id
 from crds.kernelcache import API_VERSION
 from kube.client import KubeClient
-from kube.resources import NAMESPACES, NODES, TRITONKERNELCACHES
+from kube.resources import NAMESPACES, NODES, SEATMIGRATIONS, TRITONKERNELCACHES
 from planning.caches.orders import (
     INVENTORY,
     NODE_WORKFLOW,
@@ -48,6 +48,7 @@ from tests.application.seat_nodes import simulated_seats
 from tests.application.tenant import Tenant, condition, eventually
 from tests.application.test_devices import COUNT, profile, says, seated, simulated, until_labels, until_ready_is
 from tests.application.test_seat_migrations import order, shows, start
+from tests.application.test_seat_rebalancing import rebalanced
 from tests.application.test_seat_switches import NODE as SEATS_NODE
 from tests.application.test_seat_switches import switching
 from tests.nodeworkers.seats.simulated_node import GROUP
@@ -255,6 +256,18 @@ async def seats(tenant: Tenant) -> dict[str, str]:
     return {"seatgroup-switched": group_id(SEATS_NODE, GROUP)}
 
 
+async def rebalancing(tenant: Tenant) -> dict[str, str]:
+    """A group that is too full: one of its servers moves."""
+    async with simulated_seats(tenant, "n", ("G01", "G23")) as node, rebalanced(tenant, node, "Perform"):
+
+        async def moved() -> bool:
+            found, _ = await tenant.kube.list(SEATMIGRATIONS, tenant.namespace)
+            return [each.get("status", {}).get("phase") for each in found] == ["Completed"]
+
+        await eventually(moved, 90, lambda: f"nothing moved: {node.held}")
+    return {"seatrebalancing-performed": rebalancing_id("default")}
+
+
 async def migrations(tenant: Tenant) -> dict[str, str]:
     """One that comes off, and one that is undone after requests were diverted, for its new server ended."""
     async with simulated_seats(tenant, "n", ("G01", "G23")) as node:
@@ -277,7 +290,7 @@ def main() -> None:
 
     plays = (
         (scenarios, after_up), (provisioning, with_autoscaler), (kernel_caches, after_up), (devices, after_up),
-        (seats, after_up), (migrations, after_up),
+        (seats, after_up), (migrations, after_up), (rebalancing, after_up),
     )  # fmt: skip
     for play, install in plays:
         if sys.argv[1:] and play.__name__ not in sys.argv[1:]:

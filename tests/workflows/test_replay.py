@@ -27,6 +27,7 @@ from workflows.placement import Placement
 from workflows.provisioning import Provisioning
 from workflows.seat_group import SeatGroup
 from workflows.seat_migration import SeatMigration
+from workflows.seat_rebalancing import SeatRebalancing
 
 HISTORIES = sorted((Path(__file__).parent / "histories").glob("*.json"))
 
@@ -46,6 +47,7 @@ def replayer() -> Replayer:
             Devices,
             SeatGroup,
             SeatMigration,
+            SeatRebalancing,
         ],
         workflow_runner=SandboxedWorkflowRunner(
             restrictions=SandboxRestrictions.default.with_passthrough_modules(*PASSED_THROUGH)
@@ -90,6 +92,7 @@ def test_every_workflow_and_every_way_through_it_is_recorded() -> None:
         "seatgroup-switched",
         "seatmigration-completed",
         "seatmigration-undone",
+        "seatrebalancing-performed",
     } <= names
 
 
