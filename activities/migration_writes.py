@@ -9,9 +9,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from opentelemetry import metrics
+
 from activities.migration_signatures import MigrationRef
 from crds.gpuseatprofile import API_VERSION
-from crds.seatmigration import FINALIZER, KIND
+from crds.seatmigration import ENDED, FINALIZER, KIND
 from kube.client import KubeClient
 from kube.errors import Conflict, NotFound
 from kube.events import EventRecorder
@@ -21,6 +23,10 @@ from planning.seats.migration import CHEAPEST, CLAIM, COST, FROM, RECORD, REPLAC
 from planning.seats.migration_status import Told, status
 
 log = logging.getLogger(__name__)
+
+_ended = metrics.get_meter("berth.worker").create_counter(
+    "berth_seat_migrations", description="SeatMigrations that ended, by phase"
+)
 
 # Reason and action of the Event at each phase, and whether it is a warning.
 _EVENTS: Mapping[str, tuple[str, bool]] = {
@@ -55,6 +61,8 @@ class MigrationWrites:
             await self._kube.merge_patch(SEATMIGRATIONS, ref.name, ref.namespace, body, subresource="status")
         except (NotFound, Conflict):
             return
+        if told.phase != before and told.phase in ENDED:
+            _ended.add(1, {"phase": told.phase})
         if told.phase != before and told.phase in _EVENTS:
             reason, bad = _EVENTS[told.phase]
             log.info("SeatMigration %s: %s: %s", ref.told, reason, told.message)

@@ -113,12 +113,13 @@ class SeatServices:
         try:
             there = await self._there(namespace, name)
             wanted = await self._wanted(service) if service is not None else {}
+            # Whoever is ready comes first: between two writes a Service with nobody ready would refuse requests.
+            for slice_name, body in sorted(wanted.items(), key=lambda each: (-_ready(each[1]), each[0])):
+                if not _same(there.get(slice_name), body):
+                    await self._kube.apply(ENDPOINTSLICES, slice_name, namespace, body, field_manager=MANAGER)
             for slice_name, found in there.items():
                 if slice_name not in wanted:
                     await self._remove(namespace, slice_name, found)
-            for slice_name, body in wanted.items():
-                if not _same(there.get(slice_name), body):
-                    await self._kube.apply(ENDPOINTSLICES, slice_name, namespace, body, field_manager=MANAGER)
         except KubeError as error:
             if not self.trouble:
                 log.warning("the EndpointSlices of Service %s/%s cannot be written: %s", namespace, name, error)
@@ -161,6 +162,10 @@ class SeatServices:
             self._told[key] = problem
         else:
             self._told.pop(key, None)
+
+
+def _ready(body: Mapping[str, Any]) -> int:
+    return sum(each["conditions"]["ready"] for each in body["endpoints"])
 
 
 def _same(found: Mapping[str, Any] | None, wanted: Mapping[str, Any]) -> bool:

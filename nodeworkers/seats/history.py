@@ -83,8 +83,10 @@ class GroupHistory:
         if each.told is None and each.since is not None:
             each.told = (now, wait)
 
-    def heard(self, traffic: Traffic, now: float) -> bool:
-        """The proxy tells of a seat's requests: whether that may change who is next."""
+    def heard(self, traffic: Traffic, now: float, *, starts: bool = False) -> bool:
+        """The proxy tells of a seat's requests: whether that may change who is next. `starts`: its container is yet to
+        start, so that what waits for it says nothing of how busy it is.
+        """
         each = self._seats[traffic.seat]
         before, each.traffic = each.traffic, traffic
         each.ended = now - traffic.ended if traffic.ended is not None else None
@@ -96,7 +98,7 @@ class GroupHistory:
         elif not busy and each.asked_from is not None:
             each.asked.ended(now - each.asked_from, cut=False)
             each.asked_from = None
-        if busy or traffic.held:
+        if (busy or traffic.held) and not starts:
             each.wanted_from = now if each.wanted_from is None else each.wanted_from
         elif each.wanted_from is not None:
             each.wanted.add(each.wanted_from, now)

@@ -270,7 +270,10 @@ class NodeWorld:
         now, touched = time.time(), set()
         for group, known in self._groups.items():
             for traffic in news.traffic:
-                if traffic.seat in known.tenants.seats and known.history.heard(traffic, now):
+                if traffic.seat not in known.tenants.seats:
+                    continue
+                look = known.looks.get(traffic.seat)
+                if known.history.heard(traffic, now, starts=look is not None and look.state == "Waiting"):
                     touched.add(group)
             for seat in news.removed:
                 if seat in known.tenants.seats:

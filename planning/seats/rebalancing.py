@@ -36,7 +36,9 @@ class SeatLoad:
 
 @dataclass(frozen=True, slots=True)
 class GroupLoad:
-    """A group. `free`: seats that nobody holds; `window`: seconds over which their load is counted."""
+    """A group. `free`: seats that nobody holds; `window`: seconds over which their load is counted. `well`: it is
+    neither in quarantine, nor has a server that is yet to start, for which requests wait that will not wait later.
+    """
 
     node: str
     group: str
@@ -99,12 +101,13 @@ def loads(groups: Iterable[Mapping[str, Any]]) -> list[GroupLoad]:
         resource, mode = text(status.get("resource")), status.get("rebalance")
         if not resource:
             continue
-        seats, free = [], 0
+        seats, free, starts = [], 0, False
         for seat in mappings(status.get("seats")):
             held = mapping(seat.get("heldBy"))
             if not held.get("pod"):
                 free += 1
                 continue
+            starts = starts or seat.get("phase") in ("Waiting", "Starting")
             busy = seat.get("busyPercent")
             load = min(max(busy, 0), 100) / 100 if isinstance(busy, int) and not isinstance(busy, bool) else 0.0
             seats.append(SeatLoad(text(seat.get("id")), text(held.get("namespace")), text(held.get("pod")), load))
@@ -112,7 +115,8 @@ def loads(groups: Iterable[Mapping[str, Any]]) -> list[GroupLoad]:
             GroupLoad(
                 text(spec.get("nodeName")), text(spec.get("group")), resource,
                 "Propose" if mode == "Propose" else "Perform" if mode == "Perform" else None,
-                tuple(seats), free, _window(status.get("windowSeconds")), status.get("phase") != "Quarantined",
+                tuple(seats), free, _window(status.get("windowSeconds")),
+                status.get("phase") != "Quarantined" and not starts,
             )
         )  # fmt: skip
     return found

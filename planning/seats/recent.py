@@ -48,17 +48,15 @@ class Share:
     def add(self, begin: float, end: float) -> None:
         """In the order in which they ended."""
         begin = max(begin, end - self._step * _PARTS)
-        while begin < end:
-            part = int(begin // self._step)
-            until = min(end, (part + 1) * self._step)
-            if until <= begin:  # so late a time that a step is lost in it
-                return
+        for part in range(int(begin // self._step), int(end // self._step) + 1):
+            seconds = min(end, (part + 1) * self._step) - max(begin, part * self._step)
+            if seconds <= 0:
+                continue
             if self._parts and self._parts[-1][0] >= part:
-                last, seconds = self._parts.pop()
-                self._parts.append((last, seconds + until - begin))
+                last, before = self._parts.pop()
+                self._parts.append((last, before + seconds))
             else:
-                self._parts.append((part, until - begin))
-            begin = until
+                self._parts.append((part, seconds))
 
     def within(self, now: float) -> float:
         """Seconds of them that are no older than the window, to a sixtieth of it."""

@@ -149,8 +149,8 @@ async def test_a_pod_without_an_owner_moves(tenant: Tenant, node: SimulatedSeats
                    "PHASE": "Completed", "REASON": "Completed"}  # fmt: skip
     found = await tenant.kube.get(SEATMIGRATIONS, "c-away", tenant.namespace)
     assert "finalizers" not in found["metadata"]
+    change = {"spec": {"to": {"group": "G01"}}}
     with pytest.raises(KubeError, match="ordered once"):
-        change = {"spec": {"to": {"group": "G01"}}}
         await tenant.kube.merge_patch(SEATMIGRATIONS, "c-away", tenant.namespace, change)
     # It may move on, under a name that does not grow.
     await order(tenant, "c-back", pod=name, to={"group": "G01"})

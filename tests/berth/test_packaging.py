@@ -32,8 +32,8 @@ def test_an_installed_berth_finds_its_manifests_and_its_trace(installed: Path) -
     found = [manifest["spec"]["names"]["plural"] for manifest in install.manifests("crds")]
     assert found == [
         "gpumodelprofiles", "gpuquotas", "gpureservations", "gpuseatgroups", "gpuseatprofiles", "gpuworkloads",
-        "kernelcachepolicies", "nodedevices", "tritonkernelcacheclusters", "tritonkernelcachenodestatusclusters",
-        "tritonkernelcachenodestatuses", "tritonkernelcaches",
+        "kernelcachepolicies", "nodedevices", "seatmigrations", "tritonkernelcacheclusters",
+        "tritonkernelcachenodestatusclusters", "tritonkernelcachenodestatuses", "tritonkernelcaches",
     ]  # fmt: skip
     assert install.manifests("rbac") and install.manifests("policies") and install.manifests("csi")
     assert install.manifests("dra")

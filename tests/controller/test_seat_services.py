@@ -13,6 +13,7 @@ from controller.seat_services import SeatServices
 from kube.events import EventRecorder
 from kube.resources import ENDPOINTSLICES, EVENTS, GPUSEATGROUPS, PODS, SERVICES
 from planning.seats.endpoints import MANAGER, PORT_ANNOTATION, SERVICE_ANNOTATION
+from planning.seats.migration import REPLACES
 from tests.controller.test_app import until
 from tests.kube.fake_api import FakeApi, Fault
 
@@ -91,6 +92,33 @@ async def test_who_is_awake_is_no_news(api: FakeApi) -> None:
         await until(lambda: "marker-seats-31000" in slices(api))
         mine = [path for _, path, _ in api.requests[before:] if "service-name%3Dllama" in path or "llama-seats" in path]
         assert mine == [], "neither looked at nor written"
+
+
+async def test_while_requests_turn_to_another_somebody_is_ready_all_the_time(api: FakeApi) -> None:
+    """Seen with kube-proxy: between two writes of two slices it refused requests, for nobody was ready."""
+    service(api)
+    pod(api)
+    api.put(PODS, "llama-1", "team", metadata=moved_here(), spec={"nodeName": "n1"}, status={"hostIP": "10.0.0.1"})
+    there = {"id": "kyb-G23-s1", "phase": "Active", "port": 31005, "heldBy": {"namespace": "team", "pod": "llama-1"}}
+    group(api, SEAT, there)
+    async with running(api):
+        await until(lambda: slices(api) == {"llama-seats-31000": [True], "llama-seats-31005": [False]})
+        before = len(api.requests)
+        group(api, SEAT | {"passedOn": "10.0.0.1:31005"}, there)
+        await until(lambda: slices(api) == {"llama-seats-31000": [False], "llama-seats-31005": [True]})
+        writes = [path for method, path, _ in api.requests[before:] if method == "PATCH"]
+        assert [path.rpartition("/")[2].partition("?")[0] for path in writes] == [
+            "llama-seats-31005", "llama-seats-31000"
+        ]  # fmt: skip
+        before = len(api.requests)
+        group(api, SEAT | {"port": 31010}, there | {"phase": "Absent", "heldBy": {}})
+        await until(lambda: slices(api) == {"llama-seats-31010": [True]})
+        made = [method for method, path, _ in api.requests[before:] if "endpointslices/" in path]
+        assert made == ["PATCH", "DELETE", "DELETE"]
+
+
+def moved_here() -> dict[str, Any]:
+    return {"labels": {"app": "llama"}, "annotations": {PORT_ANNOTATION: "8000", REPLACES: "llama-0"}}
 
 
 async def test_a_service_that_goes_takes_its_slices_along_and_others_stay(api: FakeApi) -> None:

@@ -14,6 +14,7 @@ from crds.gpuseatprofile import GPUSeatProfileSpec
 from crds.gpuworkload import GPUWorkloadSpec
 from crds.kernelcache import TritonKernelCacheClusterSpec, TritonKernelCacheSpec
 from crds.kernelcachepolicy import KernelCachePolicySpec
+from crds.seatmigration import SeatMigrationSpec
 from crds.settings import SETTINGS_KEY, SETTINGS_NAME, SETTINGS_NAMESPACE, Settings
 from images.reference import Reference
 from nodeworkers.hardware.machine import read as read_machine
@@ -67,6 +68,10 @@ def test_examples_are_valid(where: str, document: dict[str, Any]) -> None:
             assert document["apiVersion"] == "kyb.ai/v1alpha1"
             seats, refused = GPUSeatProfileSpec.parse(document["spec"])
             assert seats is not None, refused
+        case "SeatMigration":
+            assert document["apiVersion"] == "kyb.ai/v1alpha1"
+            move, refused = SeatMigrationSpec.parse(document["spec"])
+            assert move is not None, refused
         case "TritonKernelCache" | "TritonKernelCacheCluster" as kind:
             assert document["apiVersion"] == "tkm.io/v1alpha1"
             model = TritonKernelCacheSpec if kind == "TritonKernelCache" else TritonKernelCacheClusterSpec

@@ -114,3 +114,19 @@ def test_a_server_that_is_gone_is_not_in_the_slot() -> None:
     history.forgotten(A)
     view = seen(history, A, Phase.WAITING, 9.0, asked=8.0)
     assert (view.used, view.running, view.busy) == (5.0, 0, None)
+
+
+def test_a_seat_is_as_busy_as_requests_for_it_wait_or_are_in_flight() -> None:
+    history = GroupHistory(60.0, 1000.0)
+    assert history.busy(A, 1001.0) == 0.0
+    history.heard(traffic(A, held=1, oldest=0.0), 1010.0)
+    history.heard(traffic(A, in_flight=1), 1013.0)
+    assert history.busy(A, 1016.0) == pytest.approx(6 / 16)
+    history.heard(traffic(A), 1022.0)
+    assert history.busy(A, 1030.0) == pytest.approx(12 / 30)
+    assert history.busy(A, 1062.0) == pytest.approx(12 / 60)
+    assert history.busy(A, 1100.0) == 0.0
+    history.heard(traffic(B, held=1, oldest=0.0), 1100.0, starts=True)
+    assert history.busy(B, 1130.0) == 0.0, "its container has yet to start"
+    history.heard(traffic(B, held=1, oldest=9.0), 1130.0)
+    assert history.busy(B, 1145.0) == pytest.approx(15 / 60)

@@ -119,7 +119,7 @@ def test_a_clock_that_goes_back_makes_nothing_older() -> None:
 
 
 def test_what_a_node_says_becomes_loads() -> None:
-    raw = {
+    raw: dict[str, Any] = {
         "spec": {"nodeName": "n", "group": "G01"},
         "status": {
             "resource": "kyb.ai/gpu-2x-seat", "rebalance": "Propose", "windowSeconds": 600,
@@ -135,6 +135,8 @@ def test_what_a_node_says_becomes_loads() -> None:
         (SeatLoad("s1", "team", "a", 0.7), SeatLoad("s2", "team", "b", 0.0)), 1, 600.0,
     )  # fmt: skip
     assert loads([{"spec": raw["spec"]}]) == []
+    raw["status"]["seats"][1]["phase"] = "Starting"
+    assert not loads([raw])[0].well, "requests wait for it that will not wait later"
 
 
 @given(st.lists(json_values), json_values)

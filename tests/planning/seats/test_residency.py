@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planning.seats.recent import Asked, Late, Recent
+from planning.seats.recent import Asked, Late, Recent, Share
 from planning.seats.residency import LEAST_SWITCH, bound, patience, pause, residency, switching, turn
 from tests.planning.seats.groups import seat
 
@@ -58,6 +58,19 @@ def test_a_window_counts_what_a_sum_over_all_would(gaps: list[tuple[float, float
         recent.add(*stretches[-1])
         expected = sum(max(0.0, end - max(begin, now - window)) for begin, end in stretches)
         assert recent.within(now) == pytest.approx(expected, abs=1e-6)
+
+
+@given(st.lists(st.tuples(st.floats(0, 30), st.floats(0, 90)), max_size=40), st.floats(1, 300))
+def test_a_share_is_what_a_window_counts_to_a_sixtieth_and_stays_small(
+    gaps: list[tuple[float, float]], window: float
+) -> None:
+    share, exact, now = Share(window), Recent(window), 0.0
+    for gap, length in gaps:
+        share.add(now + gap, now + gap + length)
+        exact.add(now + gap, now + gap + length)
+        now += gap + length
+        assert abs(share.within(now) - exact.within(now)) <= 2 * window / 60 + 1e-6
+    assert len(share._parts) <= 61
 
 
 def test_an_end_that_a_switch_made_is_no_end() -> None:
