@@ -187,27 +187,23 @@ async def test_a_pod_of_a_deployment_moves_by_surge(tenant: Tenant, node: Simula
     await tenant.empty()
 
 
-@pytest.mark.parametrize(
-    ("to", "reason", "message"),
-    [
+async def test_what_cannot_be_moved_is_refused_with_a_reason(tenant: Tenant, node: SimulatedSeats) -> None:
+    pod = await start(tenant, node, "c")
+    node.fill("G23")
+    await node.tell()
+    refusals: tuple[tuple[dict[str, str], str, str], ...] = (
         ({"group": "G01"}, "IsThere", "it is there already"),
         ({"group": "G45"}, "NoSuchGroup", "has no group G45"),
         ({"node": "nowhere"}, "NoSuchNode", "node nowhere says of no seats"),
         ({"group": "G23"}, "Full", "all 4 seats of group G23"),
-    ],
-)
-async def test_what_cannot_be_moved_is_refused_with_a_reason(
-    tenant: Tenant, node: SimulatedSeats, to: dict[str, str], reason: str, message: str
-) -> None:
-    pod = await start(tenant, node, "c")
-    node.fill("G23")
-    await node.tell()
-    uid = await order(tenant, "m", pod="c", to=to)
-    shown = (await shows(tenant, "m", "Refused"))["status"]
-    assert shown["reason"] == reason and message in shown["message"]
+    )
+    uids = {reason: await order(tenant, reason.lower(), pod="c", to=to) for to, reason, _ in refusals}
+    for _, reason, message in refusals:
+        shown = (await shows(tenant, reason.lower(), "Refused"))["status"]
+        assert shown["reason"] == reason and message in shown["message"]
+        await ended(tenant, uids[reason])
     await untouched(tenant, pod)
-    await ended(tenant, uid)
-    await hears(tenant, "SeatMigration", "m", "SeatMigrationRefused")
+    await hears(tenant, "SeatMigration", "full", "SeatMigrationRefused")
 
 
 async def test_other_owners_are_refused(tenant: Tenant, node: SimulatedSeats) -> None:

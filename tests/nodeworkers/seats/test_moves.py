@@ -31,7 +31,7 @@ FIRST, SECOND, SEATS = ("a", "b", "c"), ("d", "e", "f"), 4
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seated]:
-    with seated(tmp_path_factory.mktemp("moves"), per_group=SEATS) as made:
+    with seated(tmp_path_factory.mktemp("moves"), lost_percent=50, per_group=SEATS) as made:
         yield made
 
 
@@ -49,7 +49,7 @@ def told(node: Seated, pod: str) -> set[str]:
 def profile() -> dict[str, Any]:
     """Both groups; a load is counted over the shortest time that there is, and what is worth it is done."""
     made = seats(("G01", [0, 1]), ("G23", [2, 3]), per_group=SEATS)
-    made["spec"]["profiles"][0]["policy"] = {"type": "onDemand", "lostPercent": 10, "windowSeconds": 60}
+    made["spec"]["profiles"][0]["policy"] = {"type": "onDemand", "lostPercent": 50, "windowSeconds": 60}
     made["spec"]["rebalance"] = "Perform"
     return made
 
