@@ -42,11 +42,19 @@ class Gate:
         """Returns where a container with this seat may start now. Raises Refused where it may not. Waits for a moment,
         so never to be called by the loop's thread.
         """
+        try:
+            self.ask(group, seat)
+        except Refused:
+            if not self._slots.may_start_within(group, seat, self._patience):
+                raise Refused(self._why(group, seat)) from None
+            self.forget(seat)
+
+    def ask(self, group: str, seat: str) -> None:
+        """The same at once, for whoever cannot wait. Raises Refused."""
         if not self._slots.may_start(group, seat):
             self._ask(group, seat)
             self._poke(group)
-            if not self._slots.may_start_within(group, seat, self._patience):
-                raise Refused(self._why(group, seat))
+            raise Refused(self._why(group, seat))
         self.forget(seat)
 
     def waiting(self, group: str) -> Mapping[str, Asked]:

@@ -18,10 +18,13 @@ from nodeworkers.devices.core import Core
 from nodeworkers.devices.holdings import Holdings
 from nodeworkers.keeping import Keeping
 from nodeworkers.ledger import Ledger
+from nodeworkers.nri.plugin import SOCKET as NRI_SOCKET
+from nodeworkers.nri.plugin import Plugin
 from nodeworkers.seats.activities import Switches
 from nodeworkers.seats.attention import Attention
 from nodeworkers.seats.backends.all import Backends
 from nodeworkers.seats.containers import SOCKET, Containers
+from nodeworkers.seats.creation import Creation
 from nodeworkers.seats.doors import Doors
 from nodeworkers.seats.following import Following
 from nodeworkers.seats.gate import Gate
@@ -39,6 +42,7 @@ from nodeworkers.seats.routes import Routes
 from nodeworkers.seats.simulated_gpu.machine import SimulatedCard, SimulatedMachine
 from nodeworkers.seats.slots import Slots
 from planning.devices.offers import Device
+from planning.seats.preflight import Check, asked_by_runtime
 
 LOOK = 0.5  # seconds between looks at which groups there are, and whose seats are
 SIMULATED_GPUS = "simulated-gpus"
@@ -48,13 +52,15 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class SeatOptions:
     """`proxy`: the program that carries seats' requests, None where somebody else starts it; `listen`: the address that
-    it takes them on; `runtime`: the container runtime's socket; `simulated`: whether GPUs are.
+    it takes them on; `runtime`: the container runtime's socket; `simulated`: whether GPUs are; `nri`: where the runtime
+    takes plugins.
     """
 
     proxy: Path | None
     listen: str
     runtime: Path = SOCKET
     simulated: bool = False
+    nri: Path = NRI_SOCKET
 
 
 class SeatService:
@@ -71,6 +77,8 @@ class SeatService:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.slots, self._records = Slots(ledger), SeatRecords(ledger)
         self.gate = Gate(self.slots, self._touched)
+        creation = Creation(self.gate, holdings, self._group_of, self._all_touched)
+        self._nri = Plugin(creation.decide, creation.observe, socket=options.nri)
         self._following = Following(options.runtime)
         self._tenants = NodeTenants(core, holdings, Containers(options.runtime), lambda: self._following.news)
         socket = self._folder / "proxy.sock"
@@ -103,15 +111,21 @@ class SeatService:
     def note(self) -> str:
         """What people should know who look at the process; '' if nothing."""
         reported = self._reporting.trouble and f"its GPUSeatGroups cannot be written: {self._reporting.trouble}"
+        unasked = any(self._claimed(group) for group in self.groups) and not self._nri.status.connected
+        nri = f"containers with seats start anew without the slot: {self._nri.status.message}" if unasked else ""
         broken = self._keeping.broken.values()
         return "; ".join(
-            filter(None, (*broken, self._proxy.trouble, self._following.trouble, self._tenants.trouble, reported))
+            filter(None, (*broken, nri, self._proxy.trouble, self._following.trouble, self._tenants.trouble, reported))
         )
 
     def may_start(self, devices: Sequence[Device]) -> None:
-        """Before a container starts with these devices; called in a thread. Raises Refused."""
+        """Before a container starts with these devices, or a claim of them is prepared; called in a thread. Raises
+        Refused.
+        """
         for device in devices:
-            if device.group:
+            # A claim that is refused is prepared again after a minute or more: where the runtime asks, it is prepared
+            # at once, and the container waits, which is tried again far sooner, and at each restart.
+            if device.group and not (self._nri.status.connected and self._claimed(device.group)):
                 self.gate.start(device.group, device.id)
 
     async def run(self) -> None:
@@ -127,6 +141,7 @@ class SeatService:
             "GPUSeatGroups": self._reporting.run,
             "Events of seats": self._events.run,
             "preflight": self._preflight.run,
+            "creation of containers": self._nri.run,
         }
         async with asyncio.TaskGroup() as tasks:
             for name, work in works.items():
@@ -152,10 +167,19 @@ class SeatService:
             return None  # nobody has looked yet
         simulated = self._options.simulated
         found = [
-            self._world.facts(group, self._log.last(group), self._preflight.checks(group), simulated=simulated)
+            self._world.facts(group, self._log.last(group), self._checks(group), simulated=simulated)
             for group in self.groups
         ]
         return None if None in found else [each for each in found if each is not None]
+
+    def _checks(self, group: str) -> Sequence[Check]:
+        found, trouble = self._preflight.checks(group), "" if self._nri.status.connected else self._nri.status.message
+        return [*found, asked_by_runtime(trouble, claimed=self._claimed(group))] if found else found
+
+    def _claimed(self, group: str) -> bool:
+        """Whether its seats are handed out by DRA."""
+        resources = {seat.resource for seat in self._core.state.plan.seats if seat.group == group}
+        return any(self._core.front_end(resource) == "dra" for resource in resources)
 
     async def _forget(self) -> None:
         """Seats that the node has no longer, and doors of those that nobody holds."""
@@ -175,8 +199,11 @@ class SeatService:
             heard = await self._following.changed(news, 60.0)
             if heard != news:
                 news = heard
-                for group in self.groups:
-                    self._touched(group)
+                self._all_touched()
+
+    def _all_touched(self) -> None:
+        for group in self.groups:
+            self._touched(group)
 
     def _heard(self, news: News) -> None:
         for group in self._world.heard(news):
@@ -202,6 +229,10 @@ class SeatService:
 
     def _group(self, seat: str) -> str:
         return next(each.group for each in self._core.state.plan.seats if each.id == seat)
+
+    def _group_of(self, seat: str) -> str:
+        """'' for what is no seat of this node."""
+        return next((each.group for each in self._core.state.plan.seats if each.id == seat), "")
 
     def _simulate(self) -> None:
         """Lays out simulated GPUs with the UUIDs that the simulated machine shows, where they are not there yet."""

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from crds.seatmigration import SeatMigrationSpec
 from planning.devices.prefer_group import ANNOTATION as PREFER_GROUP
+from planning.devices.prefer_group import CLAIM as PREFERRED_CLAIM
 from planning.podspecs import mapping, mappings, text
 
 CLAIM = "kyb.ai/migration"
@@ -64,6 +65,7 @@ class Move:
     """What was decided: this pod moves, so. `to_group`: '' where any of the node will do; `replica_set`: whose pod it
     is, '' nobody's; `template_hash`: by which that knows its pods; `cost`: what was said of ending it before, ''
     nothing. `until`: when the new server is to serve, in seconds of the epoch. `port`: whether it takes requests.
+    `resource`: as what it has its seat.
     """
 
     migration: str
@@ -82,6 +84,7 @@ class Move:
     replica_set: str = ""
     template_hash: str = ""
     cost: str = ""
+    resource: str = ""
 
     @property
     def told(self) -> str:
@@ -173,7 +176,7 @@ def decide(spec: SeatMigrationSpec, namespace: str, name: str, uid: str, around:
         node=seat.node, group=seat.group, seat=seat.seat, to_node=spec.to.node or seat.node, to_group=group,
         replacement=substitute, until=now + spec.deadline_seconds, port=bool(seat.port),
         replica_set=owner, template_hash=text(mapping(meta.get("labels")).get(HASH)) if owner else "",
-        cost=text(mapping(meta.get("annotations")).get(COST)),
+        cost=text(mapping(meta.get("annotations")).get(COST)), resource=seat.resource,
     )  # fmt: skip
 
 
@@ -217,10 +220,11 @@ def _unmovable(pod: Mapping[str, Any], uid: str, claims: Mapping[str, str]) -> R
     claim = mapping(meta.get("annotations")).get(CLAIM)
     if claim != uid and isinstance(claim, str) and claim in claims:
         return Refusal("MovesAlready", f"pod {called} is moved by SeatMigration {claims[claim]}")
-    if spec.get("resourceClaims"):
-        return Refusal(
-            "SeatByClaim", f"pod {called} has ResourceClaims, and seats that are claimed so are not switched yet"
+    if names := [text(each.get("name")) for each in mappings(spec.get("resourceClaims")) if not _preferred(each)]:
+        told = (
+            f"pod {called} has the ResourceClaim {names[0]}, which two pods would share, or which may not be had twice"
         )
+        return Refusal("HasClaims", f"{told}: ask for the seat as a resource")
     return None
 
 
@@ -277,8 +281,9 @@ def replacement(pod: Mapping[str, Any], move: Move, record: str) -> dict[str, An
         key: value for key, value in mapping(meta.get("annotations")).items() if key not in (CLAIM, COST, FROM)
     }
     annotations |= {CLAIM: move.migration, REPLACES: move.pod, RECORD: record}
-    if PREFER_GROUP in annotations:
-        annotations[PREFER_GROUP] = move.to_group or annotations[PREFER_GROUP]
+    claimed = _give_back(spec, move.resource) or "extendedResourceClaimStatus" in mapping(pod.get("status"))
+    if move.to_group and (claimed or PREFER_GROUP in annotations):
+        annotations[PREFER_GROUP] = move.to_group  # where DRA hands seats out the webhook makes a claim of it
     for key in ("nodeName", "ephemeralContainers", "priority", "preemptionPolicy"):
         if key != "preemptionPolicy" or "priorityClassName" in spec:
             spec.pop(key, None)
@@ -298,6 +303,27 @@ def replacement(pod: Mapping[str, Any], move: Move, record: str) -> dict[str, An
         },
         "spec": spec,
     }  # fmt: skip
+
+
+def _preferred(claim: Mapping[str, Any]) -> bool:
+    """Whether this claim is what berth's webhook made of a preference for a group."""
+    return claim.get("name") == PREFERRED_CLAIM
+
+
+def _give_back(spec: dict[str, Any], resource: str) -> bool:
+    """Asks for the seat as the pod did before the webhook made a claim of it; False where it had made none."""
+    claims = list(mappings(spec.get("resourceClaims")))
+    if not any(map(_preferred, claims)) or not resource:
+        return False
+    spec.pop("resourceClaims")
+    for kind in ("initContainers", "containers"):
+        for container in mappings(spec.get(kind)):
+            resources = mapping(container.get("resources"))
+            if any(map(_preferred, mappings(resources.get("claims")))):
+                limits = {**mapping(resources.get("limits")), resource: "1"}
+                others = {key: value for key, value in resources.items() if key != "claims"}
+                container["resources"] = {**others, "limits": limits}  # type: ignore[index]
+    return True
 
 
 def _token(each: Mapping[str, Any]) -> bool:

@@ -44,6 +44,18 @@ class Check:
     told: str
 
 
+def asked_by_runtime(trouble: str, *, claimed: bool) -> Check:
+    """Whether the container runtime asks berth before it creates a container (NRI). `trouble`: why it does not, a
+    sentence without its full stop, '' if it does; `claimed`: seats are handed out by DRA, where nobody else asks.
+    """
+    if not trouble:
+        return Check("nri", True, "The container runtime asks berth before it creates a container with a seat.")
+    if claimed:
+        told = f"{trouble}. A claim is prepared when its seat has the slot, which takes the kubelet a minute and more"
+        return Check("nri", False, f"{told}; a container that ends starts anew without the slot.")
+    return Check("nri", True, f"{trouble}. It is not needed: the kubelet asks before each start, by device plugin.")
+
+
 def missing(found: Found) -> Sequence[str]:
     """What a checkpoint by the driver lacks, as sentences; none if it can be done. Nor where the driver could not be
     asked: that says nothing of what it can, and no server is ended for it.

@@ -120,17 +120,20 @@ class Seated:
 
 
 @contextmanager
-def seated(folder: Path, lost_percent: int = 10, per_group: int = len(NAMES)) -> Iterator[Seated]:
+def seated(
+    folder: Path, lost_percent: int = 10, per_group: int = len(NAMES), front: str = "--device-plugin"
+) -> Iterator[Seated]:
     """With one group of two GPUs and three seats, which nobody holds yet. `lost_percent`: what switches may take."""
     options = (
-        "--device-plugin", "kyb.ai/*", "--switch-seats", "--seat-proxy", str(ensure("seat-proxy")),
+        front, "kyb.ai/*", "--switch-seats", "--seat-proxy", str(ensure("seat-proxy")),
         "--container-runtime", str(NodeFolders(Layout.of(folder / "stack")).socket),
     )  # fmt: skip
     with machine(folder, *options) as node:
         profile = seats(("G01", [0, 1]), per_group=per_group)
         profile["spec"]["profiles"][0]["policy"] = {"type": "onDemand", "lostPercent": lost_percent}
         node.apply(profile)
-        node.until_allocatable(SEAT, per_group)
+        if front == "--device-plugin":
+            node.until_allocatable(SEAT, per_group)
         made = Seated(node)
         node.until("simulated GPUs are laid out", (made.folder / "cards.json").exists)
         try:

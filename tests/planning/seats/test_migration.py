@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from crds.seatmigration import SeatMigrationSpec
+from planning.devices.prefer_group import ANNOTATION as PREFER_GROUP
+from planning.devices.prefer_group import SeatClass, preference
 from planning.seats.migration import (
     CLAIM,
     COST,
@@ -127,7 +129,7 @@ def test_its_own_new_server_does_not_fill_the_group() -> None:
          "OwnerUnsupported"),
         ([pod(ownerReferences=[{"kind": "ReplicaSet", "name": "r", "uid": "r", "controller": True}])], (SEAT, FREE),
          {"sets": {"r": {}}}, "OwnerUnsupported"),  # nobody's template
-        ([pod() | {"spec": {"nodeName": "n1", "resourceClaims": [{"name": "seat"}]}}], (SEAT, FREE), {}, "SeatByClaim"),
+        ([pod() | {"spec": {"nodeName": "n1", "resourceClaims": [{"name": "seat"}]}}], (SEAT, FREE), {}, "HasClaims"),
     ],
 )  # fmt: skip
 def test_what_is_refused_is_told_in_a_word_and_a_sentence(
@@ -192,6 +194,37 @@ def test_the_new_pod_is_the_old_one_elsewhere() -> None:
     assert {"nodeName", "priority", "preemptionPolicy", "ephemeralContainers"}.isdisjoint(told)
     (only,) = told["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     assert only == term | {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n2"]}]}
+
+
+def test_where_seats_are_claimed_the_group_is_preferred_by_the_claim_of_the_new_pod() -> None:
+    move = replace(MOVE, resource="kyb.ai/gpu-2x-seat")
+    old = pod()
+    old["spec"]["containers"][0]["resources"] = {"limits": {"kyb.ai/gpu-2x-seat": "1", "memory": "1Gi"}}
+    assert PREFER_GROUP not in replacement(old, move, "{}")["metadata"]["annotations"], "by device plugin"
+    old["status"]["extendedResourceClaimStatus"] = {"resourceClaimName": "c-extended-resources-x"}
+    first = replacement(old, move, "{}")
+    assert first["metadata"]["annotations"][PREFER_GROUP] == "G23"
+    # The webhook makes a claim of it; moved on, that pod asks for the resource again, and prefers the next group.
+    seat = SeatClass("berth-seat-2x", "kyb.ai/gpu-2x-seat")
+    wanted = preference(first, [seat])
+    assert wanted is not None
+    claimed = pod("c-m1", annotations=first["metadata"]["annotations"])
+    claimed["spec"] |= {
+        "resourceClaims": [{"name": "preferred-seat", "resourceClaimTemplateName": wanted.template}],
+        "containers": [
+            {"name": "server", "image": "i",
+             "resources": {"limits": {"memory": "1Gi"}, "claims": [{"name": "preferred-seat"}]}}
+        ],
+    }  # fmt: skip
+    held = replace(SEAT, pod="c-m1", group="G23", seat="kyb-G23-s1", resource=seat.resource)
+    back = replace(FREE, group="G01", seat="kyb-G01-s1", resource=seat.resource)
+    again = moved(
+        decide(spec(pod="c-m1", to={"group": "G01"}), "team", "m", "u2", around(claimed, seats=(held, back)), 0)
+    )
+    made = replacement(claimed, again, "{}")
+    assert made["spec"]["containers"][0]["resources"] == {"limits": {"memory": "1Gi", "kyb.ai/gpu-2x-seat": "1"}}
+    assert "resourceClaims" not in made["spec"] and made["metadata"]["annotations"][PREFER_GROUP] == "G01"
+    assert preference(made, [seat]) is not None, "which the webhook takes as it took the first"
 
 
 def new(name: str = MOVE.replacement, node: str = "n1", *, ready: bool = True, **told: Any) -> dict[str, Any]:
