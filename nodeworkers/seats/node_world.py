@@ -238,7 +238,7 @@ class NodeWorld:
             record = self._records.held_by(seat, tenant.uid).known
             view = known.history.view(seat, phase, since, asked, tenant.settings, record, now)
             if record.passed_on:
-                view = replace(view, held=0, running=0, batch=False)  # whoever serves them has the seat for it
+                view = replace(view, held=0, running=0, batch=False, idle=view.resident)  # another serves them
             if phase is Phase.ACTIVE and memory is not None:
                 need = self._ways.need(tenant, record.bytes)
                 view = replace(view, bytes=need, levels=await self._host.levels(tenant))

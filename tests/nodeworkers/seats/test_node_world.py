@@ -89,3 +89,22 @@ async def test_a_server_with_requests_that_do_not_end_keeps_them_all(node: Simul
     assert why == "1 request is still in flight after 0 s (kyb.ai/drain-seconds)"
     assert (await node.ask(1))[0] == 200, "it is asked as before"
     assert (await long)[0] == 200
+
+
+async def test_a_seat_whose_requests_go_elsewhere_keeps_the_slot_from_nobody(node: SimulatedNode) -> None:
+    for number in (2, 1):
+        node.add(number)
+        asking = asyncio.create_task(node.ask(number))
+        await until_active(node, number)
+        await asking
+    assert await node.world.pass_on(seat(1), "uid-1", f"127.0.0.1:{node.records.of(seat(2)).port}") == ""
+    node.policy = Policy()  # one that is asked keeps the slot for minutes
+    asking = asyncio.create_task(node.ask(1))
+    async with asyncio.timeout(10):
+        while (await node.control.state())[seat(1)].traffic.in_flight == 0:
+            await asyncio.sleep(0.01)
+    async with asyncio.timeout(15):
+        while (await node.world.choose("G01", seat(1))).seat != seat(2):
+            await asyncio.sleep(0.1)
+    await until_active(node, 2)
+    assert (await asking)[1]["model"] == seat(2)
