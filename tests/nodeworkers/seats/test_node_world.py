@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from nodeworkers.seats import node_world
 from nodeworkers.seats.records import SeatRecords
 from nodeworkers.seats.reporting import picture
-from planning.seats.group import Policy
+from planning.seats.choosing import choose
+from planning.seats.group import Choice, GroupView, Phase, Policy
 from tests.nodeworkers.seats.simulated_node import SimulatedNode, seat, simulated_node
 
 EAGER = Policy(lost=0.9)  # whoever waits gets the slot at once, nearly
@@ -91,20 +93,28 @@ async def test_a_server_with_requests_that_do_not_end_keeps_them_all(node: Simul
     assert (await long)[0] == 200
 
 
-async def test_a_seat_whose_requests_go_elsewhere_keeps_the_slot_from_nobody(node: SimulatedNode) -> None:
+async def test_a_seat_whose_requests_go_elsewhere_keeps_the_slot_from_nobody(
+    node: SimulatedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in (2, 1):
         node.add(number)
         asking = asyncio.create_task(node.ask(number))
         await until_active(node, number)
         await asking
     assert await node.world.pass_on(seat(1), "uid-1", f"127.0.0.1:{node.records.of(seat(2)).port}") == ""
-    node.policy = Policy()  # one that is asked keeps the slot for minutes
     asking = asyncio.create_task(node.ask(1))
     async with asyncio.timeout(10):
         while (await node.control.state())[seat(1)].traffic.in_flight == 0:
             await asyncio.sleep(0.01)
-    async with asyncio.timeout(15):
-        while (await node.world.choose("G01", seat(1))).seat != seat(2):
-            await asyncio.sleep(0.1)
+    views = list[GroupView]()
+
+    def seen(view: GroupView, now: float) -> Choice:
+        views.append(view)
+        return choose(view, now)
+
+    monkeypatch.setattr(node_world, "choose", seen)
+    await node.world.choose("G01", seat(1))
+    (mine,) = [each for each in views[0].seats if each.seat == seat(1)]
+    assert (mine.phase, mine.running, mine.held, mine.idle) == (Phase.ACTIVE, 0, 0, mine.resident)
     await until_active(node, 2)
     assert (await asking)[1]["model"] == seat(2)
