@@ -46,8 +46,8 @@ class Doors:
 
     async def drain(self, tenant: Tenant, epoch: int) -> Drained:
         """Waits until none is in flight, for as long as the pod allows. Raises Overruled as well."""
-        if not tenant.settings.port:
-            return Drained(0, 0)
+        if not tenant.settings.port or self._passed_on(tenant):
+            return Drained(0, 0)  # those in flight are with another server
         return await self._routes.drain(tenant.seat, epoch, tenant.settings.drain)
 
     async def show(self, tenants: Iterable[Tenant], epoch: int, waits: Mapping[str, float]) -> None:
@@ -77,8 +77,11 @@ class Doors:
         """Its requests go where its record says, or to its server again."""
         await self._put(tenant, epoch)
 
+    def _passed_on(self, tenant: Tenant) -> str:
+        return self._records.held_by(tenant.seat, tenant.uid).known.passed_on
+
     def _route(self, tenant: Tenant, epoch: int, wait: float) -> Route:
-        passed_on = self._records.held_by(tenant.seat, tenant.uid).known.passed_on
+        passed_on = self._passed_on(tenant)
         state = State.OPEN if tenant.seat in self._open and tenant.endpoint else State.HELD
         if state is State.HELD and self.away:
             state = State.AWAY
