@@ -13,6 +13,8 @@ from planning.seats.migration import Move
 from planning.seats.rebalancing import Standing
 
 SEAT_MIGRATION_WORKFLOW = "SeatMigration"
+MIGRATION_QUEUE = "control-plane-migrations"
+"""Where its activities are carried out: they wait for servers to start, and nobody's placement is to wait for them."""
 
 DECIDE_MIGRATION = "decide_migration"
 """MigrationRef -> Decided. What is decided is claimed: no other SeatMigration touches the pod from then on."""

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from temporalio import activity
 
 from activities.heartbeats import beating
-from activities.migration_around import around
+from activities.migration_around import around, named
 from activities.migration_signatures import (
     DECIDE_MIGRATION,
     RETIRE,
@@ -54,7 +54,10 @@ from planning.seats.migration import (
 )
 from planning.seats.migration_status import Told
 
-POLL = 1.0  # seconds between looks while something is waited for
+POLL = 1.0  # seconds between looks while something is waited for that should happen soon
+PATIENT = 5.0  # and while a server starts that has been starting for a while, which takes minutes
+SOON = 30.0
+GONE = 600.0  # seconds in which a pod that was deleted must be gone; a node that is away keeps it for longer
 MESSAGES = 5.0  # and between two messages that only say what is waited for
 ENDPOINTS = 60.0  # seconds in which Services must have turned to the new server
 # Nodes turn to it within a second or two of its EndpointSlice, and nobody tells when they have.
@@ -74,36 +77,8 @@ class Migrations:
         """Raises KubeError where the API server could not be asked, or somebody changed what was decided on meanwhile:
         it is repeated.
         """
-        raw = await self._writes.read(ref)
-        if raw is None:
-            return Decided("It was deleted before anything was done.")
-        if mapping(raw.get("status")).get("phase") in ENDED:
-            await self._writes.let_go(ref)
-            return Decided("It has ended already.")
-        pods, _ = await self._kube.list(PODS, ref.namespace)
-        if (move := _recorded(ref, pods)) is not None:
-            return Decided(f"Gone on with: {move.pod} moves to {move.told}.", move)
-        spec, problem = SeatMigrationSpec.parse(raw.get("spec"))
-        if "deletionTimestamp" in raw["metadata"]:
-            found: Move | Refusal = Refusal("Deleted", "it was deleted before anything was done")
-        elif spec is None:
-            found = Refusal("Invalid", problem)
-        else:
-            known = await around(self._kube, ref.namespace, but=ref.uid, pods=pods)
-            found = decide(spec, ref.namespace, ref.name, ref.uid, known, time.time())
-        if isinstance(found, Refusal):
-            for pod in pods:
-                if mapping(pod["metadata"].get("annotations")).get(CLAIM) == ref.uid:
-                    await self._writes.unclaim(ref.namespace, pod["metadata"]["name"], pod["metadata"]["uid"], "")
-            await self._writes.tell(ref, Told("Refused", found.reason, f"{found.message}."))
-            await self._writes.let_go(ref)
-            return Decided(f"Refused: {found.message}.")
-        await self._writes.hold(raw)
-        pod = next(each for each in pods if each["metadata"]["uid"] == found.pod_uid)
-        await self._writes.claim(pod, found)
-        told = f"Pod {found.pod} moves from {found.seat} on node {found.node} to {found.told}."
-        await self._writes.tell(ref, Told("Starting", "Starting", told, found))
-        return Decided(told, found)
+        async with beating():
+            return await self._decide(ref)
 
     @activity.defn(name=START_REPLACEMENT)
     async def start(self, move: Move) -> Started:
@@ -133,8 +108,10 @@ class Migrations:
             if why is not None:
                 return why
             await self._end(move)
-            deadline = time.monotonic() + ADOPTED
+            deadline, until = time.monotonic() + ADOPTED, time.monotonic() + GONE
             while (pod := await self._pod(move.namespace, move.pod, move.pod_uid)) is not None:
+                if time.monotonic() > until:
+                    break  # its node is away: it is deleted, and goes with that
                 if not gone(pod, move.pod_uid):  # whose it is, has yet to end it
                     new = await self._new(move)
                     if new is None or gone(new, new["metadata"]["uid"]) or time.monotonic() > deadline:
@@ -154,10 +131,10 @@ class Migrations:
     @activity.defn(name=ROLL_BACK)
     async def roll_back(self, task: RollBack) -> Ended:
         """Raises KubeError where the API server could not be asked."""
-        move, ref = task.move, _ref(task.move)
+        move, ref, until = task.move, _ref(task.move), time.monotonic() + GONE
         await self._writes.tell(ref, Told("RollingBack", task.reason, task.message, move))
         async with beating():
-            while (new := await self._new(move)) is not None:
+            while (new := await self._new(move)) is not None and time.monotonic() < until:
                 if "deletionTimestamp" not in new["metadata"]:
                     with suppress(NotFound, Conflict):
                         await self._kube.delete(PODS, move.replacement, move.namespace, uid=new["metadata"]["uid"])
@@ -166,6 +143,38 @@ class Migrations:
         await self._writes.tell(ref, Told("RolledBack", task.reason, task.message, move))
         await self._writes.let_go(ref)
         return Ended(f"Rolled back: {task.message}")
+
+    async def _decide(self, ref: MigrationRef) -> Decided:
+        raw = await self._writes.read(ref)
+        if raw is None:
+            return Decided("It was deleted before anything was done.")
+        if mapping(raw.get("status")).get("phase") in ENDED:
+            await self._writes.let_go(ref)
+            return Decided("It has ended already.")
+        pods = await named(self._kube, ref.namespace)
+        if (move := _recorded(ref, pods)) is not None:
+            return Decided(f"Gone on with: {move.pod} moves to {move.told}.", move)
+        spec, problem = SeatMigrationSpec.parse(raw.get("spec"))
+        if "deletionTimestamp" in raw["metadata"]:
+            found: Move | Refusal = Refusal("Deleted", "it was deleted before anything was done")
+        elif spec is None:
+            found = Refusal("Invalid", problem)
+        else:
+            known = await around(self._kube, ref.namespace, pods, but=ref.uid, only=spec.pod)
+            found = decide(spec, ref.namespace, ref.name, ref.uid, known, time.time())
+        if isinstance(found, Refusal):
+            for pod in pods:
+                if mapping(pod["metadata"].get("annotations")).get(CLAIM) == ref.uid:
+                    await self._writes.unclaim(ref.namespace, pod["metadata"]["name"], pod["metadata"]["uid"], "")
+            await self._writes.tell(ref, Told("Refused", found.reason, f"{found.message}."))
+            await self._writes.let_go(ref)
+            return Decided(f"Refused: {found.message}.")
+        await self._writes.hold(raw)
+        mine = next(each for each in known.pods if each["metadata"]["uid"] == found.pod_uid)
+        await self._writes.claim(mine, found)
+        told = f"Pod {found.pod} moves from {found.seat} on node {found.node} to {found.told}."
+        await self._writes.tell(ref, Told("Starting", "Starting", told, found))
+        return Decided(told, found)
 
     # ---- reading
 
@@ -197,9 +206,10 @@ class Migrations:
         return progress(move, pod, new, seats, time.time())
 
     async def _follow(self, move: Move) -> AsyncIterator[Progress]:
+        patient = time.monotonic() + SOON
         while True:
             yield await self._look(move)
-            await asyncio.sleep(POLL)
+            await asyncio.sleep(PATIENT if time.monotonic() > patient else POLL)
 
     async def _address(self, move: Move, seat: SeatAt) -> str:
         """Where the proxy of the new server's node takes its requests."""

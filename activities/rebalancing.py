@@ -14,14 +14,14 @@ from typing import Any
 from opentelemetry import metrics
 from temporalio import activity
 
-from activities.migration_around import around
+from activities.migration_around import around, named
 from activities.migration_signatures import REBALANCE_SEATS, Rebalanced
 from crds.gpuseatprofile import API_VERSION
 from crds.seatmigration import ENDED, KIND, Destination, SeatMigrationSpec
 from kube.client import KubeClient
 from kube.errors import AlreadyExists, Conflict, NotFound
 from kube.events import EventRecorder
-from kube.resources import GPUSEATGROUPS, GPUSEATPROFILES, SEATMIGRATIONS, ObjectRef
+from kube.resources import GPUSEATGROUPS, GPUSEATPROFILES, PODS, SEATMIGRATIONS, ObjectRef
 from planning import times
 from planning.podspecs import mapping
 from planning.seats.migration import Around, Refusal, decide
@@ -71,7 +71,9 @@ class Rebalancing:
             for each in found:
                 namespace = each.seat.namespace
                 if namespace not in known:
-                    known[namespace] = await around(self._kube, namespace, groups=raw)
+                    known[namespace] = await around(
+                        self._kube, namespace, await named(self._kube, namespace), groups=raw
+                    )
                 spec = SeatMigrationSpec(pod=each.seat.pod, to=Destination(group=each.target))
                 answer = decide(spec, namespace, "rebalance", "", known[namespace], now)
                 if isinstance(answer, Refusal):
@@ -81,7 +83,7 @@ class Rebalancing:
                 return found
 
     async def _act(self, proposal: Proposal, since: float) -> None:
-        about = ObjectRef("v1", "Pod", proposal.seat.pod, proposal.seat.namespace)
+        about = await self._pod(proposal)
         log.info("%s: %s", proposal.mode, proposal.told)
         _moves.add(1, {"mode": proposal.mode})
         if proposal.mode == "Propose":
@@ -109,6 +111,14 @@ class Rebalancing:
             action="MigrateSeat",
             note=f"{_sentence(proposal)}.",
         )
+
+    async def _pod(self, proposal: Proposal) -> ObjectRef:
+        """With its UID, by which `kubectl describe` finds its Events."""
+        uid = ""
+        with suppress(NotFound):
+            found = await self._kube.get(PODS, proposal.seat.pod, proposal.seat.namespace)
+            uid = str(found["metadata"]["uid"])
+        return ObjectRef("v1", "Pod", proposal.seat.pod, proposal.seat.namespace, uid)
 
     async def _tidy(self) -> None:
         """Deletes what was ordered here and has been over for a while."""

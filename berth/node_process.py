@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -20,7 +19,7 @@ from temporalio.worker import Worker
 from activities.cache_signatures import node_attributes
 from activities.signatures import TASK_QUEUE
 from berth.node_seats import SeatNews
-from berth.process import ProcessOptions, connect_temporal, ended, run_process, serve_http
+from berth.process import ProcessOptions, connect_temporal, ended, run_process, serve_http, until_one_ends
 from controller.outage import TEMPORAL_AWAY, reason
 from crds.gpuseatprofile import MOST_GROUPS
 from kube.client import KubeClient
@@ -276,7 +275,7 @@ class Process:
                 workers = [build_worker(temporal, self._name, self._caches)]
                 if self._seats is not None:
                     workers.append(build_seat_worker(temporal, self._name, self._seats.service.switches))
-                await _until_one_ends(workers)
+                await until_one_ends(workers)
             except TEMPORAL_AWAY as away:
                 self._link.client = None
                 self._hear(reason(away))
@@ -291,17 +290,6 @@ class Process:
         if away and away != self._link.away:
             log.warning("waiting for Temporal: %s", away)
         self._link.away = away
-
-
-async def _until_one_ends(workers: Sequence[Worker]) -> None:
-    """Runs them all; where one ends, for Temporal is away, the others end too. Raises what it ended with."""
-    tasks = [asyncio.create_task(worker.run()) for worker in workers]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def build_worker(temporal: Client, node: str, caches: Caches) -> Worker:

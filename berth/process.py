@@ -7,7 +7,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from temporalio.client import Client
 from temporalio.contrib.opentelemetry import TracingInterceptor
 from temporalio.envconfig import ClientConfig
+from temporalio.worker import Worker
 
 from berth.converter import data_converter
 from berth.telemetry import sdk_runtime, set_up_logging, set_up_metrics, set_up_traces
@@ -171,3 +172,19 @@ def _send_spans(spans: TracerProvider) -> None:
     sending = threading.Thread(target=spans.shutdown, name="spans", daemon=True)
     sending.start()
     sending.join(SPANS_FLUSH)
+
+
+async def until_one_ends(workers: Sequence[Worker]) -> None:
+    """Runs them all; where one ends, for Temporal is away, the others end too. Raises what it ended with.
+
+    Each is cancelled once: a worker lets what runs come to its end then, and a second time would break that off.
+    """
+    tasks = [asyncio.create_task(worker.run()) for worker in workers]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()

@@ -26,6 +26,7 @@ from activities.forecasts import Forecasts
 from activities.heartbeats import BEAT
 from activities.kernel_caches import KernelCaches
 from activities.messages import KIND, NAME, NAMESPACE, NODE, PHASE
+from activities.migration_signatures import MIGRATION_QUEUE
 from activities.migrations import Migrations
 from activities.nodes import NodeLooks
 from activities.placements import Placements
@@ -38,7 +39,15 @@ from activities.signatures import TASK_QUEUE
 from activities.workloads import Workloads
 from berth.extensions import load_strategies
 from berth.forecaster import forecast_aside
-from berth.process import ProcessOptions, connect_temporal, ended, run_process, serve_http, watch_trouble
+from berth.process import (
+    ProcessOptions,
+    connect_temporal,
+    ended,
+    run_process,
+    serve_http,
+    until_one_ends,
+    watch_trouble,
+)
 from berth.version import DEPLOYMENT, build_id
 from controller.outage import ANSWER, TEMPORAL_AWAY, reason
 from kube.client import KubeClient
@@ -61,6 +70,7 @@ log = logging.getLogger(__name__)
 # may be in a task at once. It is seldom full: most workflows end in their first task, and then leave it.
 CACHED_WORKFLOWS = 1000
 WORKFLOW_TASKS = 32
+MIGRATIONS = 256  # at once, each with some requests to the API server every few seconds; others wait
 # Together with the spans (berth.process) less than the 25 s after which a supervisor kills.
 DRAIN = timedelta(seconds=15)
 EVENTS_FLUSH = 3.0
@@ -103,10 +113,13 @@ async def serve(kube: KubeClient, options: ProcessOptions, *, traced: bool, take
             background.append(group.create_task(sampling, name="samples"))
             try:
                 temporal = await _reach_temporal(options, hear, traced=traced)
-                worker = build_worker(temporal, cache, kube, events, usages)
+                migrations = Migrations(kube, events)
+                workers = [
+                    build_worker(temporal, cache, kube, events, usages), build_migration_worker(temporal, migrations)
+                ]  # fmt: skip
                 background.append(group.create_task(_keep_current(temporal, take_over, hear), name="versions"))
                 # Cancelled, it takes no more work and lets what runs come to its end, for which the cache goes on.
-                await worker.run()
+                await until_one_ends(workers)
             finally:
                 await events.flush(EVENTS_FLUSH)
                 for task in background:
@@ -129,7 +142,7 @@ def build_worker(
     caches = KernelCaches(cache, kube, temporal, events)
     nodes = NodeLooks(kube, temporal)
     devices = DeviceShows(cache, kube, events)
-    migrations, rebalancing = Migrations(kube, events), Rebalancing(kube, events)
+    rebalancing = Rebalancing(kube, events)
     return Worker(
         temporal,
         task_queue=TASK_QUEUE,
@@ -157,10 +170,6 @@ def build_worker(
             caches.tell,
             nodes.look,
             devices.show,
-            migrations.decide,
-            migrations.start,
-            migrations.retire,
-            migrations.roll_back,
             rebalancing.rebalance,
         ],
         workflow_runner=UnsandboxedWorkflowRunner(),
@@ -175,6 +184,21 @@ def build_worker(
             use_worker_versioning=True,
             default_versioning_behavior=VersioningBehavior.AUTO_UPGRADE,
         ),
+    )
+
+
+def build_migration_worker(temporal: Client, migrations: Migrations) -> Worker:
+    """On a queue of its own, and unversioned as the nodes': what waits for servers to start takes no place from rounds
+    of the ledger. Whoever carries one on later reads how far it came, so nobody waits for it when this process ends.
+    """
+    return Worker(
+        temporal,
+        task_queue=MIGRATION_QUEUE,
+        activities=[migrations.decide, migrations.start, migrations.retire, migrations.roll_back],
+        max_concurrent_activities=MIGRATIONS,
+        max_heartbeat_throttle_interval=BEAT,
+        default_heartbeat_throttle_interval=BEAT,
+        graceful_shutdown_timeout=timedelta(seconds=1),
     )
 
 

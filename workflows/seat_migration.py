@@ -18,6 +18,7 @@ from temporalio.exceptions import ActivityError, is_cancelled_exception
 
 from activities.migration_signatures import (
     DECIDE_MIGRATION,
+    MIGRATION_QUEUE,
     RETIRE,
     ROLL_BACK,
     SEAT_MIGRATION_WORKFLOW,
@@ -137,6 +138,7 @@ class SeatMigration:
         answer: T = await workflow.execute_activity(
             name,
             value,
+            task_queue=MIGRATION_QUEUE,
             result_type=told,
             start_to_close_timeout=LONGEST,
             heartbeat_timeout=HEARTBEAT,

@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from aiohttp import ClientSession
 from opentelemetry.sdk.trace import TracerProvider
 
 from berth import process
-from berth.process import ProcessOptions, ended, run_process, serve_http, watch_trouble
+from berth.process import ProcessOptions, ended, run_process, serve_http, until_one_ends, watch_trouble
 from stack.ports import is_free
 
 
@@ -176,3 +176,41 @@ def test_a_failure_is_one_json_line_and_a_status(spans: list[str], capsys: pytes
     assert said["message"] == "berth-test failed: no such kubeconfig"
     assert "ValueError" in said["exception"]
     assert spans[-1] == "sent"
+
+
+class _Draining:
+    """A worker that lets what runs come to its end when it is cancelled."""
+
+    def __init__(self, fails: bool = False) -> None:
+        self.fails, self.drained, self.broken_off = fails, False, False
+
+    async def run(self) -> None:
+        if self.fails:
+            raise RuntimeError("Temporal is away")
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            try:
+                await asyncio.sleep(0.05)
+                self.drained = True
+            except asyncio.CancelledError:
+                self.broken_off = True
+            raise
+
+
+async def test_workers_that_end_together_are_cancelled_once_each() -> None:
+    workers = [_Draining(), _Draining()]
+    running = asyncio.create_task(until_one_ends(cast(Any, workers)))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert all(each.drained and not each.broken_off for each in workers)
+
+
+async def test_where_one_worker_ends_the_others_do_and_it_is_said_why() -> None:
+    other = _Draining()
+    with pytest.raises(RuntimeError, match="Temporal is away"):
+        await until_one_ends(cast(Any, [other, _Draining(fails=True)]))
+    assert other.drained
