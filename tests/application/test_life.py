@@ -342,6 +342,12 @@ async def test_a_poke_to_a_tombstone_starts_nothing(tenant: Tenant) -> None:
 
 
 async def test_berths_identities_may_do_nothing_else(tenant: Tenant) -> None:
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "x"},
+        "spec": {"containers": [{"name": "x", "image": "x"}]},
+    }
     for identity in ("berth-controller", "berth-worker"):
         async with await KubeClient.connect(tenant.stack.endpoints.kubeconfig(identity)) as kube:
             for namespace in (tenant.namespace, "berth-system"):
@@ -351,11 +357,7 @@ async def test_berths_identities_may_do_nothing_else(tenant: Tenant) -> None:
                 with pytest.raises(Forbidden):
                     await kube.create(SECRETS, body, namespace)
             with pytest.raises(Forbidden):
-                await kube.create(
-                    PODS,
-                    {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": {"containers": []}},
-                    tenant.namespace,
-                )
+                await kube.create(PODS, pod, tenant.namespace)  # the worker's must belong to a SeatMigration
 
 
 @pytest.mark.parametrize("cascade", ["Background", "Foreground"])
