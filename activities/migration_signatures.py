@@ -14,7 +14,9 @@ from planning.seats.rebalancing import Standing
 
 SEAT_MIGRATION_WORKFLOW = "SeatMigration"
 MIGRATION_QUEUE = "control-plane-migrations"
-"""Where its activities are carried out: they wait for servers to start, and nobody's placement is to wait for them."""
+"""Where its activities are carried out, beside whatever the ledger does."""
+START_QUEUE = "control-plane-migration-starts"
+"""Where the one is that waits for a server to start, for a day perhaps: nobody who ends or undoes one waits for it."""
 
 DECIDE_MIGRATION = "decide_migration"
 """MigrationRef -> Decided. What is decided is claimed: no other SeatMigration touches the pod from then on."""
@@ -23,7 +25,9 @@ START_REPLACEMENT = "start_replacement"
 RETIRE = "retire_moved_pod"
 """Move -> Ended. Requests go to the new server already: ends the one before it."""
 ROLL_BACK = "roll_migration_back"
-"""RollBack -> Ended. All is as it was before."""
+"""RollBack -> Ended. All is as it was before; or done, where the old server was ending already. With the reason NOT_YET
+nothing was done: the old server is there, and its requests may go to the new one."""
+NOT_YET = "NotYet"
 
 SEAT_REBALANCING_WORKFLOW = "SeatRebalancing"
 REBALANCE_SEATS = "rebalance_seats"
@@ -44,10 +48,14 @@ class MigrationRef:
 
 @dataclass(frozen=True)
 class Decided:
-    """`move`: what is to be done, None where nothing is; `message` says what was decided."""
+    """`move`: what is to be done, None where nothing is; `message` says what was decided. `resumed`: somebody has begun
+    with it before, and nobody knows how far that came; `undo`: that was to be undone.
+    """
 
     message: str
     move: Move | None = None
+    resumed: bool = False
+    undo: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,11 +71,12 @@ class Started:
 
 @dataclass(frozen=True)
 class RollBack:
-    """Why, in a word and a sentence."""
+    """Why, in a word and a sentence. `own`: requests for the old server go to itself, for certain."""
 
     move: Move
     reason: str
     message: str
+    own: bool = True
 
 
 @dataclass(frozen=True)

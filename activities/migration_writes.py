@@ -19,7 +19,17 @@ from kube.errors import Conflict, NotFound
 from kube.events import EventRecorder
 from kube.resources import PODS, SEATMIGRATIONS, ObjectRef
 from planning.podspecs import mapping, text
-from planning.seats.migration import CHEAPEST, CLAIM, COST, FROM, RECORD, REPLACES, Move
+from planning.seats.migration import (
+    CHEAPEST,
+    CLAIM,
+    COST,
+    FROM,
+    RECORD,
+    REPLACED_BY,
+    REPLACES,
+    RETIRES,
+    Move,
+)
 from planning.seats.migration_status import Told, status
 
 log = logging.getLogger(__name__)
@@ -56,6 +66,8 @@ class MigrationWrites:
         if raw is None:
             return
         before = text(mapping(raw.get("status")).get("phase"))
+        if before in ENDED:
+            return  # what has ended stays so, whoever comes late
         body = {"metadata": {"uid": ref.uid}, "status": status(raw, told, time.time())}
         try:
             await self._kube.merge_patch(SEATMIGRATIONS, ref.name, ref.namespace, body, subresource="status")
@@ -101,14 +113,29 @@ class MigrationWrites:
         body = {"metadata": {"resourceVersion": meta["resourceVersion"], "annotations": {CLAIM: move.migration}}}
         await self._kube.merge_patch(PODS, move.pod, move.namespace, body)
 
-    async def unclaim(self, namespace: str, name: str, uid: str, cost: str) -> None:
-        """`cost`: what was said before of ending it, '' nothing."""
-        annotations: dict[str, str | None] = {CLAIM: None}
+    async def claim_again(self, move: Move) -> None:
+        """Somebody may have taken the claim off, and without it nobody may delete the pod."""
+        await self._annotate(move.namespace, move.pod, move.pod_uid, {CLAIM: move.migration})
+
+    async def remember(self, move: Move) -> None:
+        """That its substitute was made: it is made once."""
+        await self._annotate(move.namespace, move.pod, move.pod_uid, {REPLACED_BY: move.replacement})
+
+    async def take_over(self, move: Move, pod: Mapping[str, Any]) -> None:
+        """The new pod says that the old one is ended for it."""
+        await self._annotate(move.namespace, move.replacement, pod["metadata"]["uid"], {RETIRES: move.pod_uid})
+
+    async def unclaim(self, namespace: str, name: str, uid: str, cost: str, *, claimed: bool = False) -> None:
+        """`cost`: what was said before of ending it, '' nothing; `claimed`: only that is said again, and it stays
+        claimed.
+        """
+        annotations: dict[str, str | None] = {} if claimed else {CLAIM: None, REPLACED_BY: None}
         try:
             pod = await self._kube.get(PODS, name, namespace)
             if mapping(pod["metadata"].get("annotations")).get(COST) == CHEAPEST:
                 annotations[COST] = cost or None
-            await self._annotate(namespace, name, uid, annotations)
+            if annotations:
+                await self._annotate(namespace, name, uid, annotations)
         except NotFound:
             return
 
@@ -120,7 +147,9 @@ class MigrationWrites:
         """The new pod is nobody's substitute any more, and says where it came from."""
         came = f"{move.pod} ({move.seat} on node {move.node})"
         uid = pod["metadata"]["uid"]
-        settled: dict[str, str | None] = {CLAIM: None, REPLACES: None, RECORD: None, FROM: came}
+        settled: dict[str, str | None] = {
+            CLAIM: None, REPLACES: None, RECORD: None, RETIRES: None, FROM: came,
+        }  # fmt: skip
         await self._annotate(move.namespace, move.replacement, uid, settled)
         note = f"It serves in the stead of pod {move.pod}, which had {move.seat} on node {move.node}."
         self._record(_pod(move, move.replacement, uid), "SeatMigrated", note)

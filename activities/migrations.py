@@ -20,6 +20,7 @@ from activities.heartbeats import beating
 from activities.migration_around import around, named
 from activities.migration_signatures import (
     DECIDE_MIGRATION,
+    NOT_YET,
     RETIRE,
     ROLL_BACK,
     START_REPLACEMENT,
@@ -41,16 +42,22 @@ from planning.seats.migration import (
     CLAIM,
     HASH,
     RECORD,
+    REPLACED_BY,
+    REPLACES,
+    RETIRES,
     Move,
     Progress,
     Refusal,
     SeatAt,
     decide,
+    fits,
     gone,
+    kept_out,
     leads_to,
     progress,
     replacement,
     seats_of,
+    serves_still,
 )
 from planning.seats.migration_status import Told
 
@@ -62,6 +69,7 @@ MESSAGES = 5.0  # and between two messages that only say what is waited for
 ENDPOINTS = 60.0  # seconds in which Services must have turned to the new server
 # Nodes turn to it within a second or two of its EndpointSlice, and nobody tells when they have.
 NODES_FOLLOW = 3.0
+DECIDING = 4  # at once: each reads the names of all pods of a namespace
 ADOPTED = 120.0  # seconds in which the ReplicaSet must have ended the pod that costs least
 
 _MOVE: TypeAdapter[Move] = TypeAdapter(Move)
@@ -71,13 +79,14 @@ class Migrations:
     def __init__(self, kube: KubeClient, events: EventRecorder) -> None:
         self._kube = kube
         self._writes = MigrationWrites(kube, events)
+        self._deciding = asyncio.Semaphore(DECIDING)
 
     @activity.defn(name=DECIDE_MIGRATION)
     async def decide(self, ref: MigrationRef) -> Decided:
         """Raises KubeError where the API server could not be asked, or somebody changed what was decided on meanwhile:
         it is repeated.
         """
-        async with beating():
+        async with beating(), self._deciding:
             return await self._decide(ref)
 
     @activity.defn(name=START_REPLACEMENT)
@@ -119,53 +128,63 @@ class Migrations:
                         return Ended(f"{told}.", "NotAdopted")
                     await self._end(move)
                 await asyncio.sleep(POLL)
-            new = await self._new(move)
-            if new is not None:
-                await self._give(move, new)
-                await self._writes.settle(move, new)
-        told = f"Pod {move.replacement} serves on {move.told} in the stead of {move.pod}."
-        await self._writes.tell(_ref(move), Told("Completed", "Completed", told, move))
-        await self._writes.let_go(_ref(move))
-        return Ended(told)
+            return await self._complete(move)
 
     @activity.defn(name=ROLL_BACK)
     async def roll_back(self, task: RollBack) -> Ended:
         """Raises KubeError where the API server could not be asked."""
         move, ref, until = task.move, _ref(task.move), time.monotonic() + GONE
-        await self._writes.tell(ref, Told("RollingBack", task.reason, task.message, move))
         async with beating():
+            pod, new = await asyncio.gather(self._pod(move.namespace, move.pod, move.pod_uid), self._new(move))
+            retires = mapping(mapping(mapping(new).get("metadata")).get("annotations")).get(RETIRES)
+            if gone(pod, move.pod_uid) and retires == move.pod_uid:
+                return await self._complete(move)  # too late to undo: the one that serves stays
+            await self._writes.tell(ref, Told("RollingBack", task.reason, task.message, move))
+            if not task.own and not gone(pod, move.pod_uid):
+                return Ended("Requests may go to the new server still.", NOT_YET)
+            await self._writes.unclaim(move.namespace, move.pod, move.pod_uid, move.cost, claimed=True)
             while (new := await self._new(move)) is not None and time.monotonic() < until:
-                if "deletionTimestamp" not in new["metadata"]:
-                    with suppress(NotFound, Conflict):
-                        await self._kube.delete(PODS, move.replacement, move.namespace, uid=new["metadata"]["uid"])
+                await self._remove(move.namespace, new)
                 await asyncio.sleep(POLL)
         await self._writes.unclaim(move.namespace, move.pod, move.pod_uid, move.cost)
         await self._writes.tell(ref, Told("RolledBack", task.reason, task.message, move))
         await self._writes.let_go(ref)
         return Ended(f"Rolled back: {task.message}")
 
+    async def _complete(self, move: Move) -> Ended:
+        """The old server is gone, or ends; whoever was started for it stays, if it is there."""
+        new = await self._new(move)
+        if new is None or gone(new, new["metadata"]["uid"]):
+            return Ended(f"Pod {move.pod} is gone, and pod {move.replacement} ended as well.", "ReplacementGone")
+        await self._give(move, new)
+        await self._writes.settle(move, new)
+        told = f"Pod {move.replacement} serves on {move.told} in the stead of {move.pod}."
+        await self._writes.tell(_ref(move), Told("Completed", "Completed", told, move))
+        await self._writes.let_go(_ref(move))
+        return Ended(told)
+
     async def _decide(self, ref: MigrationRef) -> Decided:
-        raw = await self._writes.read(ref)
+        raw, pods = await self._writes.read(ref), await named(self._kube, ref.namespace)
         if raw is None:
+            await self._clean(ref, pods)
             return Decided("It was deleted before anything was done.")
-        if mapping(raw.get("status")).get("phase") in ENDED:
+        phase = mapping(raw.get("status")).get("phase")
+        if phase in ENDED:
             await self._writes.let_go(ref)
             return Decided("It has ended already.")
-        pods = await named(self._kube, ref.namespace)
-        if (move := _recorded(ref, pods)) is not None:
-            return Decided(f"Gone on with: {move.pod} moves to {move.told}.", move)
         spec, problem = SeatMigrationSpec.parse(raw.get("spec"))
-        if "deletionTimestamp" in raw["metadata"]:
-            found: Move | Refusal = Refusal("Deleted", "it was deleted before anything was done")
+        if spec is not None and (move := _recorded(ref, spec, pods)) is not None:
+            told = f"Gone on with: {move.pod} moves to {move.told}."
+            return Decided(told, move, resumed=True, undo=phase == "RollingBack")
+        if "deletionTimestamp" in raw["metadata"] or phase == "RollingBack":
+            found: Move | Refusal = Refusal("Deleted", "it was deleted, or undone, before anything was left to do")
         elif spec is None:
             found = Refusal("Invalid", problem)
         else:
             known = await around(self._kube, ref.namespace, pods, but=ref.uid, only=spec.pod)
-            found = decide(spec, ref.namespace, ref.name, ref.uid, known, time.time())
+            found = decide(spec, ref.namespace, ref.name, ref.uid, known)
         if isinstance(found, Refusal):
-            for pod in pods:
-                if mapping(pod["metadata"].get("annotations")).get(CLAIM) == ref.uid:
-                    await self._writes.unclaim(ref.namespace, pod["metadata"]["name"], pod["metadata"]["uid"], "")
+            await self._clean(ref, pods)
             await self._writes.tell(ref, Told("Refused", found.reason, f"{found.message}."))
             await self._writes.let_go(ref)
             return Decided(f"Refused: {found.message}.")
@@ -175,6 +194,17 @@ class Migrations:
         told = f"Pod {found.pod} moves from {found.seat} on node {found.node} to {found.told}."
         await self._writes.tell(ref, Told("Starting", "Starting", told, found))
         return Decided(told, found)
+
+    async def _clean(self, ref: MigrationRef, pods: list[dict[str, Any]]) -> None:
+        """Of what was begun before nothing is left: what was started goes, and what was claimed is nobody's."""
+        for pod in pods:
+            annotations = mapping(pod["metadata"].get("annotations"))
+            if annotations.get(CLAIM) != ref.uid:
+                continue
+            if REPLACES in annotations:
+                await self._remove(ref.namespace, pod)
+            else:
+                await self._writes.unclaim(ref.namespace, pod["metadata"]["name"], pod["metadata"]["uid"], "")
 
     # ---- reading
 
@@ -189,8 +219,8 @@ class Migrations:
     async def _new(self, move: Move) -> dict[str, Any] | None:
         """What was started for this move, None where there is none."""
         found = await self._pod(move.namespace, move.replacement)
-        mine = found is not None and mapping(found["metadata"].get("annotations")).get(CLAIM) == move.migration
-        return found if mine else None
+        annotations = mapping(mapping(mapping(found).get("metadata")).get("annotations"))
+        return found if annotations.get(CLAIM) == move.migration or annotations.get(REPLACES) == move.pod else None
 
     async def _seats(self, node: str) -> list[SeatAt]:
         groups, _ = await self._kube.list(GPUSEATGROUPS, field_selector=f"spec.nodeName={node}")
@@ -222,20 +252,27 @@ class Migrations:
     # ---- acting
 
     async def _create(self, move: Move) -> Started | None:
-        """Makes the new pod; why it cannot be made, None where it is there."""
+        """Makes the new pod, once; why it cannot be made, None where it was."""
+        raw = await self._writes.read(_ref(move))
         pod = await self._pod(move.namespace, move.pod, move.pod_uid)
-        if pod is None or await self._new(move) is not None:
+        if raw is None or "deletionTimestamp" in raw["metadata"] or pod is None:
             return None  # how it stands, the next look tells
-        made = replacement(pod, move, _MOVE.dump_json(move).decode())
-        try:
-            created = await self._kube.create(PODS, made, move.namespace)
-        except AlreadyExists:
-            if await self._new(move) is None:
-                return Started(f"There is another pod {move.replacement} already.", "NameTaken")
-        except (Invalid, Forbidden) as refused:
-            return Started(f"Pod {move.replacement} cannot be made: {refused}", "Refused")
-        else:
-            self._writes.started(move, created)
+        started = mapping(pod["metadata"].get("annotations")).get(REPLACED_BY) == move.replacement
+        if await self._new(move) is None:
+            if started:
+                return Started(f"Pod {move.replacement} was deleted by somebody else.", "ReplacementGone")
+            made = replacement(pod, move, _MOVE.dump_json(move).decode())
+            try:
+                created = await self._kube.create(PODS, made, move.namespace)
+            except AlreadyExists:
+                if await self._new(move) is None:
+                    return Started(f"There is another pod {move.replacement} already.", "NameTaken")
+            except (Invalid, Forbidden) as refused:
+                return Started(f"Pod {move.replacement} cannot be made: {refused}", "Refused")
+            else:
+                self._writes.started(move, created)
+        if not started:
+            await self._writes.remember(move)
         return None
 
     async def _prepare(self, move: Move) -> Ended | None:
@@ -243,7 +280,7 @@ class Migrations:
         raw = await self._writes.read(_ref(move))
         pod = await self._pod(move.namespace, move.pod, move.pod_uid)
         if gone(pod, move.pod_uid):
-            return None  # it ends already, and the new one serves
+            return None  # it ends already: what becomes of the new one is looked at afterwards
         if raw is None or "deletionTimestamp" in raw["metadata"]:
             return Ended("It was deleted while it was under way.", "Deleted")
         if move.replica_set and not await self._replicas(move):
@@ -260,9 +297,22 @@ class Migrations:
                 told = f"EndpointSlice {names[0]} still leads to pod {move.pod}: does berth's controller run?"
                 return Ended(told, "EndpointsBehind")
             await asyncio.sleep(POLL)
-        new = await self._new(move)
-        if new is None or gone(new, new["metadata"]["uid"]):
-            return Ended(f"Pod {move.replacement} ended meanwhile.", "ReplacementGone")
+        if not serves_still(move, await self._new(move), await self._seats(move.to_node)):
+            return Ended(f"Pod {move.replacement} does not serve any more.", "ReplacementGone")
+        return await self._ranked(move)
+
+    async def _ranked(self, move: Move) -> Ended | None:
+        """Waits until its ReplicaSet would end the old one and no other. None: it would."""
+        deadline = time.monotonic() + ADOPTED
+        while move.replica_set:
+            siblings, _ = await self._kube.list(PODS, move.namespace, label_selector=f"{HASH}={move.template_hash}")
+            theirs = [each for each in siblings if _owned_by(each, move.replica_set)]
+            why = kept_out([*theirs, *filter(None, [await self._new(move)])], move)
+            if not why:
+                break
+            if time.monotonic() > deadline:
+                return Ended(f"{why[0].upper()}{why[1:]}.", "SiblingsNotReady")
+            await asyncio.sleep(POLL)
         return None
 
     async def _replicas(self, move: Move) -> int:
@@ -273,14 +323,25 @@ class Migrations:
         return 0 if "deletionTimestamp" in found["metadata"] else int(mapping(found.get("spec")).get("replicas") or 0)
 
     async def _end(self, move: Move) -> None:
-        """Ends the old server; that of a ReplicaSet by giving it the new one."""
+        """Ends the old server; that of a ReplicaSet by giving it the new one. The new one says first for whom: from
+        then on nobody undoes that.
+        """
+        if (new := await self._new(move)) is not None:
+            await self._writes.take_over(move, new)
         if not move.replica_set:
+            await self._writes.claim_again(move)
             with suppress(NotFound, Conflict):
                 await self._kube.delete(PODS, move.pod, move.namespace, uid=move.pod_uid)
             return
         await self._writes.make_cheapest(move)
-        if (new := await self._new(move)) is not None:
+        if new is not None:
             await self._give(move, new)
+
+    async def _remove(self, namespace: str, pod: Mapping[str, Any]) -> None:
+        meta = pod["metadata"]
+        if "deletionTimestamp" not in meta:
+            with suppress(NotFound, Conflict):
+                await self._kube.delete(PODS, meta["name"], namespace, uid=meta["uid"])
 
     async def _give(self, move: Move, new: Mapping[str, Any]) -> None:
         """Its ReplicaSet takes the new pod for one of its own."""
@@ -294,9 +355,14 @@ def _ref(move: Move) -> MigrationRef:
     return MigrationRef(move.namespace, move.name, move.migration)
 
 
-def _recorded(ref: MigrationRef, pods: list[dict[str, Any]]) -> Move | None:
+def _owned_by(pod: Mapping[str, Any], replica_set: str) -> bool:
+    owners = pod["metadata"].get("ownerReferences") or ()
+    return any(each.get("controller") and each.get("name") == replica_set for each in owners)
+
+
+def _recorded(ref: MigrationRef, spec: SeatMigrationSpec, pods: list[dict[str, Any]]) -> Move | None:
     """What was decided of it before, by the pod that was started: for a workflow that begins anew after Temporal lost
-    its data. A record counts for a pod that is claimed, too, or is gone.
+    its data. A record counts where it says what the spec does, for a pod that is claimed, too, or is gone.
     """
     claimed = {
         each["metadata"]["name"]: each["metadata"]
@@ -309,7 +375,7 @@ def _recorded(ref: MigrationRef, pods: list[dict[str, Any]]) -> Move | None:
             move = _MOVE.validate_json(mapping(meta.get("annotations")).get(RECORD) or "")
         except (ValidationError, TypeError):
             continue
-        fits = (move.migration, move.namespace, move.name, move.replacement) == (ref.uid, ref.namespace, ref.name, name)
-        if fits and (move.pod in claimed or move.pod not in there):
+        mine = (move.migration, move.namespace, move.name, move.replacement) == (ref.uid, ref.namespace, ref.name, name)
+        if mine and fits(move, spec) and (move.pod in claimed or move.pod not in there):
             return move
     return None

@@ -9,12 +9,13 @@ import logging
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from opentelemetry import metrics
 from temporalio import activity
 
-from activities.migration_around import around, named
+from activities.migration_around import around
 from activities.migration_signatures import REBALANCE_SEATS, Rebalanced
 from crds.gpuseatprofile import API_VERSION
 from crds.seatmigration import ENDED, KIND, Destination, SeatMigrationSpec
@@ -23,9 +24,9 @@ from kube.errors import AlreadyExists, Conflict, NotFound
 from kube.events import EventRecorder
 from kube.resources import GPUSEATGROUPS, GPUSEATPROFILES, PODS, SEATMIGRATIONS, ObjectRef
 from planning import times
-from planning.podspecs import mapping
-from planning.seats.migration import Around, Refusal, decide
-from planning.seats.rebalancing import LEAST_WINDOW, Proposal, Standing, due, loads, moved, proposals
+from planning.podspecs import mapping, text
+from planning.seats.migration import Refusal, decide
+from planning.seats.rebalancing import LEAST_WINDOW, GroupLoad, Proposal, Standing, due, loads, moved, proposals
 
 log = logging.getLogger(__name__)
 
@@ -50,10 +51,11 @@ class Rebalancing:
         profiles, _ = await self._kube.list(GPUSEATPROFILES)
         if not any(mapping(each.get("spec")).get("rebalance") for each in profiles):
             return Rebalanced("No GPUSeatProfile asks for it.")
-        await self._tidy()
+        busy = await self._tidy()
         now = time.time()
         raw, _ = await self._kube.list(GPUSEATGROUPS)
-        found = await self._possible(raw, now)
+        groups = [replace(each, well=each.well and each.node not in busy) for each in loads(raw)]
+        found = await self._possible(raw, groups)
         ripe, standing = due(found, standing, now)
         for each in ripe:
             await self._act(each, standing.since[each.key])
@@ -63,19 +65,17 @@ class Rebalancing:
         said = "; ".join(each.told for each in found) or "Nothing to move"
         return Rebalanced(f"{said}.", standing, within)
 
-    async def _possible(self, raw: list[dict[str, Any]], now: float) -> list[Proposal]:
+    async def _possible(self, raw: list[dict[str, Any]], groups: list[GroupLoad]) -> list[Proposal]:
         """The best moves of those that can be carried out."""
-        fixed, known = set[tuple[str, str]](), dict[str, Around]()
+        fixed = set[tuple[str, str]]()
         while True:
-            found, before = proposals(loads(raw), fixed), len(fixed)
+            found, before = proposals(groups, fixed), len(fixed)
             for each in found:
-                namespace = each.seat.namespace
-                if namespace not in known:
-                    known[namespace] = await around(
-                        self._kube, namespace, await named(self._kube, namespace), groups=raw
-                    )
+                namespace, pod = each.seat.namespace, each.seat.pod
+                names = [{"metadata": {"name": pod}}]
+                known = await around(self._kube, namespace, names, only=pod, groups=raw)
                 spec = SeatMigrationSpec(pod=each.seat.pod, to=Destination(group=each.target))
-                answer = decide(spec, namespace, "rebalance", "", known[namespace], now)
+                answer = decide(spec, namespace, "rebalance", "", known)
                 if isinstance(answer, Refusal):
                     log.debug("%s, but %s", each.told, answer.message)
                     fixed.add((namespace, each.seat.pod))
@@ -120,13 +120,23 @@ class Rebalancing:
             uid = str(found["metadata"]["uid"])
         return ObjectRef("v1", "Pod", proposal.seat.pod, proposal.seat.namespace, uid)
 
-    async def _tidy(self) -> None:
-        """Deletes what was ordered here and has been over for a while."""
-        ordered, _ = await self._kube.list(SEATMIGRATIONS, label_selector=f"{REBALANCED}=true")
-        for raw in _over(ordered, time.time() - KEPT):
-            meta = raw["metadata"]
+    async def _tidy(self) -> set[str]:
+        """Deletes what was ordered here and has been over for a while. Nodes that a move is under way on, whoever has
+        ordered it: no other is begun there.
+        """
+        moves, _ = await self._kube.list(SEATMIGRATIONS)
+        ordered = [each for each in moves if mapping(each["metadata"].get("labels")).get(REBALANCED) == "true"]
+        busy = set[str]()
+        for raw in moves:
+            status, to = mapping(raw.get("status")), mapping(mapping(raw.get("spec")).get("to"))
+            if status.get("phase") not in ENDED:
+                places = (status.get("source"), status.get("destination"))
+                busy |= {text(mapping(place).get("node")) for place in places} | {text(to.get("node"))}
+        for over in _over(ordered, time.time() - KEPT):
+            meta = over["metadata"]
             with suppress(NotFound, Conflict):
                 await self._kube.delete(SEATMIGRATIONS, meta["name"], meta["namespace"], uid=meta["uid"])
+        return busy
 
 
 def _over(ordered: Iterable[Mapping[str, Any]], before: float) -> list[Mapping[str, Any]]:

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 from temporalio.api.deployment.v1 import WorkerDeploymentVersion as WireVersion
 from temporalio.api.enums.v1 import IndexedValueType
@@ -26,7 +27,7 @@ from activities.forecasts import Forecasts
 from activities.heartbeats import BEAT
 from activities.kernel_caches import KernelCaches
 from activities.messages import KIND, NAME, NAMESPACE, NODE, PHASE
-from activities.migration_signatures import MIGRATION_QUEUE
+from activities.migration_signatures import MIGRATION_QUEUE, START_QUEUE
 from activities.migrations import Migrations
 from activities.nodes import NodeLooks
 from activities.placements import Placements
@@ -115,7 +116,7 @@ async def serve(kube: KubeClient, options: ProcessOptions, *, traced: bool, take
                 temporal = await _reach_temporal(options, hear, traced=traced)
                 migrations = Migrations(kube, events)
                 workers = [
-                    build_worker(temporal, cache, kube, events, usages), build_migration_worker(temporal, migrations)
+                    build_worker(temporal, cache, kube, events, usages), *build_migration_workers(temporal, migrations)
                 ]  # fmt: skip
                 background.append(group.create_task(_keep_current(temporal, take_over, hear), name="versions"))
                 # Cancelled, it takes no more work and lets what runs come to its end, for which the cache goes on.
@@ -187,19 +188,24 @@ def build_worker(
     )
 
 
-def build_migration_worker(temporal: Client, migrations: Migrations) -> Worker:
-    """On a queue of its own, and unversioned as the nodes': what waits for servers to start takes no place from rounds
-    of the ledger. Whoever carries one on later reads how far it came, so nobody waits for it when this process ends.
+def build_migration_workers(temporal: Client, migrations: Migrations) -> list[Worker]:
+    """On queues of their own, and unversioned as the nodes': what waits for servers to start takes no place from rounds
+    of the ledger, nor from whoever ends or undoes a move. Whoever carries one on later reads how far it came, so nobody
+    waits for it when this process ends.
     """
-    return Worker(
-        temporal,
-        task_queue=MIGRATION_QUEUE,
-        activities=[migrations.decide, migrations.start, migrations.retire, migrations.roll_back],
-        max_concurrent_activities=MIGRATIONS,
-        max_heartbeat_throttle_interval=BEAT,
-        default_heartbeat_throttle_interval=BEAT,
-        graceful_shutdown_timeout=timedelta(seconds=1),
-    )
+    short: list[Callable[..., Any]] = [migrations.decide, migrations.retire, migrations.roll_back]
+    return [
+        Worker(
+            temporal,
+            task_queue=queue,
+            activities=activities,
+            max_concurrent_activities=MIGRATIONS,
+            max_heartbeat_throttle_interval=BEAT,
+            default_heartbeat_throttle_interval=BEAT,
+            graceful_shutdown_timeout=timedelta(seconds=1),
+        )
+        for queue, activities in ((MIGRATION_QUEUE, short), (START_QUEUE, [migrations.start]))
+    ]
 
 
 async def _reach_temporal(options: ProcessOptions, hear: Callable[[str], None], *, traced: bool) -> Client:

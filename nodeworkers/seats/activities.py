@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
+from nodeworkers.seats.proxy_words import ProxyError
 from nodeworkers.seats.reporting import SwitchLog
 from nodeworkers.seats.slots import Slot, Slots, SupersededError
 from nodeworkers.seats.switching import Group, Patience
@@ -76,8 +77,8 @@ class Switches:
             async with self._turns[order.group]:
                 await self._world.look(order.group)
                 return Diverted(await self._world.pass_on(order.seat, order.pod, order.address))
-        except UntouchedError as trouble:
-            return Diverted(str(trouble))
+        except (UntouchedError, ProxyError) as trouble:
+            return Diverted(str(trouble).rstrip("."))
         finally:
             beat.cancel()
 

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Protocol
@@ -21,7 +22,7 @@ from nodeworkers.seats.doors import Doors
 from nodeworkers.seats.gate import Gate
 from nodeworkers.seats.helper.driver import CardMemory
 from nodeworkers.seats.history import GroupHistory
-from nodeworkers.seats.proxy_words import News
+from nodeworkers.seats.proxy_words import News, ProxyError
 from nodeworkers.seats.records import SeatRecords
 from nodeworkers.seats.reporting import GroupFacts
 from nodeworkers.seats.slots import Slots
@@ -321,11 +322,13 @@ class NodeWorld:
         back. Why it was not done, '' if it was.
         """
         known, tenant = self._tenant(seat)
+        if not address:
+            return await self._take_back(known, seat, pod, tenant)
         if tenant is None or tenant.uid != pod:
-            return "" if not address else f"the pod that is to move has {seat} no more"
+            return f"the pod that is to move does not have {seat} (any more)"
         epoch = self._slots.epoch(known.tenants.group)
         record = self._records.held_by(seat, pod).known
-        if address and not record.passed_on:
+        if not record.passed_on:
             drained = await self._doors.drain(tenant, epoch)
             if drained.left:
                 await self._doors.pass_on(tenant, epoch)
@@ -334,6 +337,17 @@ class NodeWorld:
             record = self._records.held_by(seat, pod).known
         self._records.put(seat, replace(record, passed_on=address))
         await self._doors.pass_on(tenant, epoch)
+        self.stir(known.tenants.group)
+        return ""
+
+    async def _take_back(self, known: _Group, seat: str, pod: str, tenant: Tenant | None) -> str:
+        """By its record, also while nobody knows yet whose the seat is: what stays there outlives this process."""
+        record = self._records.of(seat)
+        if record.holder == pod and record.known.passed_on:
+            self._records.put(seat, replace(record.known, passed_on=""))
+        if tenant is not None and tenant.uid in ("", pod):
+            with suppress(ProxyError):  # what it is to serve it is told once it is there again
+                await self._doors.pass_on(tenant, self._slots.epoch(known.tenants.group))
         self.stir(known.tenants.group)
         return ""
 

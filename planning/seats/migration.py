@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from crds.seatmigration import SeatMigrationSpec
+from crds.seatmigration import DEADLINE, SeatMigrationSpec
+from planning import times
 from planning.devices.prefer_group import ANNOTATION as PREFER_GROUP
 from planning.devices.prefer_group import CLAIM as PREFERRED_CLAIM
 from planning.podspecs import mapping, mappings, text
@@ -25,6 +26,10 @@ REPLACES = "kyb.ai/replaces"
 """On the one that is started: the name of the pod in whose stead."""
 RECORD = "kyb.ai/migration-record"
 """On the same: the whole decision, by which it is found again should all else be lost."""
+REPLACED_BY = "kyb.ai/replaced-by"
+"""On the one that is moved: the name of the pod that was started. It is started once."""
+RETIRES = "kyb.ai/retires"
+"""On the one that is started, from the moment on at which the other is ended for it: the UID of that."""
 FROM = "kyb.ai/migrated-from"
 """On one that has taken another's place: which, for people."""
 COST = "controller.kubernetes.io/pod-deletion-cost"
@@ -64,8 +69,8 @@ class SeatAt:
 class Move:
     """What was decided: this pod moves, so. `to_group`: '' where any of the node will do; `replica_set`: whose pod it
     is, '' nobody's; `template_hash`: by which that knows its pods; `cost`: what was said of ending it before, ''
-    nothing. `until`: when the new server is to serve, in seconds of the epoch. `port`: whether it takes requests.
-    `resource`: as what it has its seat.
+    nothing. `patience`: seconds that the new server has to serve, from when its pod is made. `port`: whether it takes
+    requests. `resource`: as what it has its seat.
     """
 
     migration: str
@@ -79,7 +84,7 @@ class Move:
     to_node: str
     to_group: str
     replacement: str
-    until: float
+    patience: float = DEADLINE
     port: bool = True
     replica_set: str = ""
     template_hash: str = ""
@@ -149,7 +154,7 @@ def replacement_name(pod: str, migration: str) -> str:
     return f"{(base if moved else pod)[: _NAME - 8].rstrip('-.')}-m{digest}"
 
 
-def decide(spec: SeatMigrationSpec, namespace: str, name: str, uid: str, around: Around, now: float) -> Move | Refusal:
+def decide(spec: SeatMigrationSpec, namespace: str, name: str, uid: str, around: Around) -> Move | Refusal:
     """Whether and how the SeatMigration of this name is carried out."""
     pod = _chosen(spec, namespace, uid, around)
     if isinstance(pod, Refusal):
@@ -174,7 +179,7 @@ def decide(spec: SeatMigrationSpec, namespace: str, name: str, uid: str, around:
     return Move(
         migration=uid, namespace=namespace, name=name, pod=called, pod_uid=text(meta.get("uid")),
         node=seat.node, group=seat.group, seat=seat.seat, to_node=spec.to.node or seat.node, to_group=group,
-        replacement=substitute, until=now + spec.deadline_seconds, port=bool(seat.port),
+        replacement=substitute, patience=spec.deadline_seconds, port=bool(seat.port),
         replica_set=owner, template_hash=text(mapping(meta.get("labels")).get(HASH)) if owner else "",
         cost=text(mapping(meta.get("annotations")).get(COST)), resource=seat.resource,
     )  # fmt: skip
@@ -278,7 +283,9 @@ def replacement(pod: Mapping[str, Any], move: Move, record: str) -> dict[str, An
         key: value for key, value in mapping(meta.get("labels")).items() if not (move.replica_set and key == HASH)
     }
     annotations = {
-        key: value for key, value in mapping(meta.get("annotations")).items() if key not in (CLAIM, COST, FROM)
+        key: value
+        for key, value in mapping(meta.get("annotations")).items()
+        if key not in (CLAIM, COST, FROM, REPLACED_BY)
     }
     annotations |= {CLAIM: move.migration, REPLACES: move.pod, RECORD: record}
     claimed = _give_back(spec, move.resource) or "extendedResourceClaimStatus" in mapping(pod.get("status"))
@@ -376,7 +383,8 @@ def progress(
     if seat is not None and seat.phase in _SERVES and mapping(said.get("Ready")).get("status") == "True":
         return Progress("serves", "Serves", f"pod {move.replacement} serves, with {seat.told}", seat)
     waits = _waits(move, said, seat, status)
-    if now > move.until:
+    created = times.seconds(mapping(new.get("metadata")).get("creationTimestamp"))
+    if created is not None and now > created + move.patience:
         return Progress("failed", "DeadlineExceeded", f"it did not serve by its deadline: {waits}", seat)
     return Progress("wait", "Starting", waits, seat)
 
@@ -395,6 +403,44 @@ def _waits(move: Move, said: Mapping[str, Mapping[str, Any]], seat: SeatAt | Non
         return f"pod {move.replacement} has no seat yet" + (f": {why}" if why else "")
     return f"pod {move.replacement} has {seat.told}, which is {seat.phase}" + (
         f": {seat.message}" if seat.message else ""
+    )
+
+
+def serves_still(move: Move, new: Mapping[str, Any] | None, seats: Iterable[SeatAt]) -> bool:
+    """Whether the new server can do without the old one: it is ready, or parked after it has served."""
+    if new is None or gone(new, text(mapping(new.get("metadata")).get("uid"))):
+        return False
+    mine = (move.namespace, move.replacement)
+    return is_ready(new) or any((each.namespace, each.pod) == mine and each.phase in _SERVES for each in seats)
+
+
+def is_ready(pod: Mapping[str, Any]) -> bool:
+    """As the kubelet has it."""
+    told = mappings(mapping(pod.get("status")).get("conditions"))
+    return any(each.get("type") == "Ready" and each.get("status") == "True" for each in told)
+
+
+def kept_out(pods: Iterable[Mapping[str, Any]], move: Move) -> str:
+    """Why a ReplicaSet that gets one pod too many would not end the one that is moved, a sentence without its full
+    stop; '' where it would. It ends those first that do not run or are not ready, and of others the one that costs
+    least (k8s.io/kubernetes/pkg/controller, ActivePodsWithRanks).
+    """
+    for pod in pods:
+        meta = mapping(pod.get("metadata"))
+        ends = gone(pod, text(meta.get("uid"))) or meta.get("uid") == move.pod_uid
+        if not ends and not is_ready(pod):
+            return f"pod {text(meta.get('name'))} is not ready, and its ReplicaSet would end that instead of {move.pod}"
+    return ""
+
+
+def fits(move: Move, spec: SeatMigrationSpec) -> bool:
+    """Whether a record, which anybody may have written, says what the SeatMigration does."""
+    return (
+        spec.pod in (None, move.pod)
+        and spec.to.group in (None, move.to_group)
+        and spec.to.node in (None, move.to_node)
+        and move.patience <= spec.deadline_seconds
+        and move.replacement == replacement_name(move.pod, move.migration)
     )
 
 

@@ -21,6 +21,7 @@ from planning.seats.orders import DIVERT, PREFER, Divert, Diverted, Preferred, s
 from planning.seats.status import GroupPicture, SeatPicture, document, object_name, status
 from tests.application.tenant import Tenant
 
+SEAT = "kyb.ai/gpu-2x-seat"
 SEATS = 4  # of a group
 STARTS = "start-in"  # annotation of a pod: the group in which the simulated kubelet starts it, whoever is preferred
 PORTS = 23_000
@@ -105,7 +106,7 @@ class SimulatedSeats:
 @contextlib.asynccontextmanager
 async def simulated_seats(tenant: Tenant, name: str, groups: tuple[str, ...]) -> AsyncIterator[SimulatedSeats]:
     """A node with these groups, and its worker."""
-    node = await tenant.node(name, 0)
+    node = await tenant.node(name, 0, offers={SEAT: SEATS * len(groups)})
     await tenant.usable(node)
     uid = (await tenant.kube.get(NODES, node))["metadata"]["uid"]
     for group in groups:
@@ -130,7 +131,14 @@ def server(name: str, node: str, **annotations: str) -> dict[str, Any]:
     meta = {"name": name, "labels": {"app": name}, "annotations": {PORT_ANNOTATION: "8000"} | annotations}
     spec = {
         "nodeSelector": {"kubernetes.io/hostname": node},
-        "containers": [{"name": "server", "image": "none", "env": [{"name": "MODEL", "value": name}]}],
+        "containers": [
+            {
+                "name": "server",
+                "image": "none",
+                "env": [{"name": "MODEL", "value": name}],
+                "resources": {"limits": {SEAT: "1"}},
+            }
+        ],
         "tolerations": [{"operator": "Exists"}],
         "terminationGracePeriodSeconds": 0,
     }

@@ -302,6 +302,25 @@ async def test_a_cancelled_workflow_undoes_what_it_did(tenant: Tenant, node: Sim
     await untouched(tenant, pod)
 
 
+async def test_cancelled_while_the_old_pod_ends_already_the_new_one_stays(tenant: Tenant, node: SimulatedSeats) -> None:
+    await start(tenant, node, "c")
+    held = {"metadata": {"finalizers": ["tests.berth.dev/hold"]}}
+    await tenant.kube.merge_patch(PODS, "c", tenant.namespace, held)
+    uid = await order(tenant, "m", pod="c", to={"group": "G23"})
+
+    async def ends() -> bool:
+        return "deletionTimestamp" in (await tenant.kube.get(PODS, "c", tenant.namespace))["metadata"]
+
+    await eventually(ends, 60, lambda: "c is not ended")
+    handle = tenant.temporal.get_workflow_handle(migration_id(uid))
+    await handle.cancel()
+    shown = (await shows(tenant, "m", "Completed"))["status"]
+    assert list(await pods(tenant)) == [shown["destination"]["pod"]], "both would be gone otherwise"
+    await tenant.kube.merge_patch(PODS, "c", tenant.namespace, {"metadata": {"finalizers": None}})
+    with pytest.raises(WorkflowFailureError):
+        await handle.result()
+
+
 async def test_a_worker_that_is_killed_midway_goes_on(tenant: Tenant, node: SimulatedSeats) -> None:
     await start(tenant, node, "c")
     node.starts = False
@@ -322,6 +341,17 @@ async def test_the_worker_makes_and_deletes_no_pods_but_those_that_move(tenant: 
     worker = ("--as=system:serviceaccount:berth-system:berth-worker", "-n", tenant.namespace)
     with pytest.raises(StackError, match="pods of SeatMigrations only"):
         await asyncio.to_thread(tenant.stack.kubectl, "delete", "pod", "c", *worker)
-    with pytest.raises(StackError, match="pods of SeatMigrations only"):
-        await asyncio.to_thread(tenant.stack.kubectl, "run", "x", "--image=none", *worker)
+    mark = f"--annotations={CLAIM}=u"
+    for marked in ((), (mark,)):
+        with pytest.raises(StackError, match="pods of SeatMigrations only"):
+            await asyncio.to_thread(tenant.stack.kubectl, "run", "x", "--image=none", *marked, *worker)
+    change = ("patch", "pod", "c", "--type=json", "-p")
+    told = '[{"op": "replace", "path": "/spec/containers/0/image", "value": "other"}]'
+    with pytest.raises(StackError, match="does not change what pods run"):
+        await asyncio.to_thread(tenant.stack.kubectl, *change, told, *worker)
+    other = {"metadata": {"name": "plain"}, "spec": {"containers": [{"name": "x", "image": "none"}]}}
+    await tenant.kube.create(PODS, other, tenant.namespace)
+    with pytest.raises(StackError, match="moves pods with seats only"):
+        await asyncio.to_thread(tenant.stack.kubectl, "annotate", "pod", "plain", f"{CLAIM}=u", *worker)
+    await tenant.kube.delete(PODS, "plain", tenant.namespace)
     await untouched(tenant, pod)

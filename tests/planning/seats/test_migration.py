@@ -27,11 +27,14 @@ from planning.seats.migration import (
     Refusal,
     SeatAt,
     decide,
+    fits,
+    kept_out,
     leads_to,
     progress,
     replacement,
     replacement_name,
     seats_of,
+    serves_still,
 )
 from planning.seats.migration_status import Told, status
 from tests.planning.test_admission import json_values
@@ -88,32 +91,32 @@ def test_a_spec_that_makes_no_sense_is_refused_with_its_path(told: Any, problem:
 
 
 def test_a_pod_without_an_owner_is_moved_under_another_name() -> None:
-    move = moved(decide(spec(), "team", "m", UID, around(), 40.0))
-    assert move == replace(MOVE, replacement=replacement_name("c", UID), until=640.0)
-    assert moved(decide(spec(), "team", "m", UID, around(), 40.0)).replacement == move.replacement, "however often"
-    assert move.replacement != moved(decide(spec(), "team", "m", "other", around(), 40.0)).replacement
+    move = moved(decide(spec(), "team", "m", UID, around()))
+    assert move == replace(MOVE, replacement=replacement_name("c", UID), patience=600)
+    assert moved(decide(spec(), "team", "m", UID, around())).replacement == move.replacement, "however often"
+    assert move.replacement != moved(decide(spec(), "team", "m", "other", around())).replacement
 
 
 def test_it_goes_to_another_node_by_itself_to_any_group() -> None:
     there = SeatAt("n2", "G45", "kyb-G45-s1")
-    move = moved(decide(spec(to={"node": "n2"}), "team", "m", UID, around(seats=(SEAT, there)), 0.0))
+    move = moved(decide(spec(to={"node": "n2"}), "team", "m", UID, around(seats=(SEAT, there))))
     assert (move.to_node, move.to_group) == ("n2", "")
     full = replace(there, namespace="team", pod="other")
-    assert refused(decide(spec(to={"node": "n2"}), "team", "m", UID, around(seats=(SEAT, full)), 0.0)).reason == "Full"
+    assert refused(decide(spec(to={"node": "n2"}), "team", "m", UID, around(seats=(SEAT, full)))).reason == "Full"
 
 
 def test_a_group_of_another_size_is_none_for_it() -> None:
     pair, single = replace(SEAT, resource="kyb.ai/gpu-2x-seat"), replace(FREE, resource="kyb.ai/gpu-1x-seat")
-    found = refused(decide(spec(), "team", "m", UID, around(seats=(pair, single)), 0.0))
+    found = refused(decide(spec(), "team", "m", UID, around(seats=(pair, single))))
     assert found.reason == "OtherSize" and "kyb.ai/gpu-1x-seat" in found.message
     elsewhere = replace(single, node="n2")
-    found = refused(decide(spec(to={"node": "n2"}), "team", "m", UID, around(seats=(pair, elsewhere)), 0.0))
+    found = refused(decide(spec(to={"node": "n2"}), "team", "m", UID, around(seats=(pair, elsewhere))))
     assert found.reason == "Full"
 
 
 def test_its_own_new_server_does_not_fill_the_group() -> None:
     mine = replace(FREE, namespace="team", pod=replacement_name("c", UID))
-    moved(decide(spec(), "team", "m", UID, around(seats=(SEAT, mine)), 0.0))
+    moved(decide(spec(), "team", "m", UID, around(seats=(SEAT, mine))))
 
 
 @pytest.mark.parametrize(
@@ -135,12 +138,12 @@ def test_its_own_new_server_does_not_fill_the_group() -> None:
 def test_what_is_refused_is_told_in_a_word_and_a_sentence(
     pods: list[dict[str, Any]], seats: tuple[SeatAt, ...], more: dict[str, Any], reason: str
 ) -> None:
-    found = refused(decide(spec(), "team", "m", UID, around(*pods, seats=seats, **more), 0.0))
+    found = refused(decide(spec(), "team", "m", UID, around(*pods, seats=seats, **more)))
     assert found.reason == reason and found.message and not found.message.endswith(".")
 
 
 def test_a_claim_of_one_that_has_ended_counts_for_nothing() -> None:
-    moved(decide(spec(), "team", "m", UID, around(pod(annotations={CLAIM: "ended"})), 0.0))
+    moved(decide(spec(), "team", "m", UID, around(pod(annotations={CLAIM: "ended"}))))
 
 
 def test_a_deployments_only_pod_is_found_by_its_replica_set() -> None:
@@ -148,16 +151,16 @@ def test_a_deployments_only_pod_is_found_by_its_replica_set() -> None:
     sets = {"rs": {"metadata": {"ownerReferences": [{"kind": "Deployment", "name": "web", "controller": True}]}}}
     mine = pod(ownerReferences=[owner], labels={HASH: "1"}, annotations={COST: "7"})
     workload = spec(pod=None, workload={"kind": "Deployment", "name": "web"})
-    move = moved(decide(workload, "team", "m", UID, around(mine, pod("x"), sets=sets), 0.0))
+    move = moved(decide(workload, "team", "m", UID, around(mine, pod("x"), sets=sets)))
     assert (move.pod, move.replica_set, move.template_hash, move.cost) == ("c", "web-1", "1", "7")
     twice = (SEAT, replace(SEAT, seat="kyb-G01-s2", pod="d"), FREE)
     second = pod("d", ownerReferences=[owner], labels={HASH: "1"})
-    found = decide(workload, "team", "m", UID, around(mine, second, seats=twice, sets=sets), 0.0)
+    found = decide(workload, "team", "m", UID, around(mine, second, seats=twice, sets=sets))
     assert refused(found).reason == "SeveralPods" and "c, d" in refused(found).message
     # The one that it has started itself, gone on with later, is not a second one.
     mine["metadata"]["annotations"][CLAIM] = UID
     own = pod("d", ownerReferences=[owner], labels={HASH: "1"}, annotations={CLAIM: UID, REPLACES: "c"})
-    assert moved(decide(workload, "team", "m", UID, around(mine, own, seats=twice, sets=sets), 0.0)).pod == "c"
+    assert moved(decide(workload, "team", "m", UID, around(mine, own, seats=twice, sets=sets))).pod == "c"
 
 
 NAMES = st.from_regex(r"[a-z0-9]([-a-z0-9.]{0,250}[a-z0-9])?", fullmatch=True)
@@ -218,9 +221,7 @@ def test_where_seats_are_claimed_the_group_is_preferred_by_the_claim_of_the_new_
     }  # fmt: skip
     held = replace(SEAT, pod="c-m1", group="G23", seat="kyb-G23-s1", resource=seat.resource)
     back = replace(FREE, group="G01", seat="kyb-G01-s1", resource=seat.resource)
-    again = moved(
-        decide(spec(pod="c-m1", to={"group": "G01"}), "team", "m", "u2", around(claimed, seats=(held, back)), 0)
-    )
+    again = moved(decide(spec(pod="c-m1", to={"group": "G01"}), "team", "m", "u2", around(claimed, seats=(held, back))))
     made = replacement(claimed, again, "{}")
     assert made["spec"]["containers"][0]["resources"] == {"limits": {"memory": "1Gi", "kyb.ai/gpu-2x-seat": "1"}}
     assert "resourceClaims" not in made["spec"] and made["metadata"]["annotations"][PREFER_GROUP] == "G01"
@@ -228,7 +229,7 @@ def test_where_seats_are_claimed_the_group_is_preferred_by_the_claim_of_the_new_
 
 
 def new(name: str = MOVE.replacement, node: str = "n1", *, ready: bool = True, **told: Any) -> dict[str, Any]:
-    found = pod(name)
+    found = pod(name, creationTimestamp="1970-01-01T00:00:00Z")
     found["spec"]["nodeName"] = node
     found["status"]["conditions"] = [
         {"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": str(ready)}
@@ -307,6 +308,34 @@ def test_steps_that_were_taken_stay_and_ends_are_dated() -> None:
     assert last["finished"].startswith("1970-01-01T00:04") and "finished" not in raw["status"]
     (said,) = last["conditions"]
     assert (said["type"], said["status"], said["reason"]) == ("Completed", "False", "Deleted")
+
+
+def test_a_replica_set_ends_one_that_is_not_ready_before_the_one_that_costs_least() -> None:
+    move = replace(MOVE, replica_set="web-1", template_hash="1")
+    both = [pod(), new()]
+    assert kept_out(both, move) == "", "the one that moves need not be"
+    assert "pod d is not ready, and its ReplicaSet would end that" in kept_out([*both, pod("d")], move)
+    assert kept_out([*both, new("d")], move) == ""
+    assert kept_out([*both, pod("d", deletionTimestamp="now")], move) == ""
+    assert kept_out([pod(), new(ready=False)], move), "nor would the new one stay"
+
+
+def test_the_new_server_does_without_the_old_one_as_long_as_it_serves() -> None:
+    assert serves_still(MOVE, new(), ())
+    assert not serves_still(MOVE, new(ready=False), ()) and not serves_still(MOVE, None, (THERE,))
+    assert serves_still(MOVE, new(ready=False), (replace(THERE, phase="Parked"),)), "its container may be parked cold"
+    assert not serves_still(MOVE, new(ready=False), (replace(THERE, phase="Lost"),))
+
+
+def test_a_record_that_anybody_may_have_written_counts_where_it_says_what_was_ordered() -> None:
+    move = moved(decide(spec(), "team", "m", UID, around()))
+    assert fits(move, spec())
+    for strange in (
+        replace(move, pod="other"), replace(move, to_group="G45"), replace(move, patience=1e9),
+        replace(move, replacement="other"),
+    ):  # fmt: skip
+        assert not fits(strange, spec())
+    assert not fits(replace(move, to_node="n2"), spec(to={"node": "n1", "group": "G23"}))
 
 
 def test_a_move_survives_being_written_down() -> None:
