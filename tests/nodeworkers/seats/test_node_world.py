@@ -80,6 +80,7 @@ async def test_requests_of_a_seat_that_moves_go_to_the_other_and_back(node: Simu
     pod = node.pods[seat(1)]
     assert pod is not None
     pod.uid = ""
+    await node.world.look("G01")
     assert "does not have" in await node.world.pass_on(seat(1), "uid-1", there)
     assert await node.world.pass_on(seat(1), "uid-1", "") == ""
     assert node.records.of(seat(1)).known.passed_on == ""
