@@ -143,7 +143,8 @@ async def under_way(tenant: Tenant, *, runs_on: str, queued: tuple[str, str]) ->
         uids[name] = (await tenant.apply(name, gpus, **spec))["metadata"]["uid"]
 
     for node in ("a", "b"):
-        await tenant.node(node, 4)
+        # Both at once: were one not usable yet, all would run on the other, and what is to be queued would have room.
+        await tenant.usable(await tenant.node(node, 4))
     await apply("backs-off", exit_code=3, retryPolicy={"maxRetries": 1, "backoffSeconds": 20})
     runs = {"runs-on": runs_on, "suspended": "300s", "deleted": "300s"}
     for name, run in runs.items():

@@ -44,9 +44,18 @@ async def reserve(tenant: Tenant, name: str, gpus: int, start: float, seconds: f
     full = f"{tenant.namespace}-{name}"
     body = {"gpus": gpus, "namespaces": [tenant.namespace], "nodeSelector": {"pool": tenant.namespace}, **spec}
     body = {"start": timestamp(start), "end": timestamp(start + seconds), **body}
-    await tenant.kube.create(
-        GPURESERVATIONS, {"apiVersion": API_VERSION, "kind": "GPUReservation", "metadata": {"name": full}, "spec": body}
-    )
+    made = {"apiVersion": API_VERSION, "kind": "GPUReservation", "metadata": {"name": full}, "spec": body}
+
+    async def nodes_are_known() -> bool:
+        """The webhook hears of a node that was just made a moment later."""
+        try:
+            await tenant.kube.create(GPURESERVATIONS, made, dry_run=True)
+        except Invalid as refused:
+            return "the 0 nodes that match" not in str(refused)
+        return True
+
+    await eventually(nodes_are_known, 20, lambda: "the webhook knows no node of this test")
+    await tenant.kube.create(GPURESERVATIONS, made)
     return full
 
 
